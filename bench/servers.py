@@ -5,6 +5,8 @@ two traffics that its probes never sent: requests at random times, and a trace w
 half of the rate that the profile says the server can do, which is fixed before either is measured.
 
 Run: python -m bench.servers transformers --python PYTHON [--seconds 120] [--requests 60]
+     python -m bench.servers llama-cpp --python PYTHON
+     python -m bench.servers meshwright
      python -m bench.servers --url http://127.0.0.1:8000 --model NAME
 
 PYTHON has the server installed (transformers with fastapi, typer and uvicorn; llama-cpp-python[server]).
@@ -66,8 +68,9 @@ def launched(name: str, folder: Path, port: int) -> Launched:
         said |= {"interrupt_requests": "false", "verbose": "false", "model_alias": "tiny"}
         return Launched(["-m", "llama_cpp.server", *(w for k, v in said.items() for w in (f"--{k}", str(v)))], "tiny")
     model = write_hugging_face(folder / "tiny")
-    words = ["-m", "meshwright", "serve", "tp1", "--model", str(model), "--port", str(port)]
-    return Launched(words, "")
+    engine = "policy=vllm-v1,budget=256,max_batch=16,prefix_cache=yes,kv_blocks=1024"
+    words = ["-m", "meshwright", "serve", "--model", str(model), "--serve", engine, "--device", "cpu"]
+    return Launched([*words, "--port", str(port), "--name", "tiny"], "tiny")
 
 
 def traffics(profile: EngineProfile, requests: int, folder: Path) -> dict[str, Serve]:

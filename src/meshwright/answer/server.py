@@ -183,7 +183,8 @@ def assumptions(profile: EngineProfile, server: MeasuredServer) -> tuple[Assumpt
         f"{f * 1e3:.3g} us a sequence and {e * 1e6:.3g} ns a token of context; clients see tokens "
         f"{profile.front_us * 1e-3:.3g} ms and {profile.token_us:.3g} us a token of the prompt later"
     )
-    most = f"at least {server.max_batch}" if server.reached else f"{server.max_batch}"
+    known = not 0 < server.reached < server.max_batch
+    most = f"{server.max_batch}" if known else f"at least {server.reached}"
     prefixes = f"kept of the last {server.slots}" if server.slots else "kept" if server.prefix_cache else "not kept"
     room = f"a cache of {server.kv_tokens:,} tokens" if server.kv_tokens else "a cache that never was full"
     budget = f" of {server.budget:,} tokens an iteration" if server.budget else ""
@@ -203,8 +204,11 @@ def _attribution(served: ServedRequests) -> dict[str, float]:
 
 def _warnings(server: MeasuredServer, requests: Requests, served: ServedRequests, serve: Serve) -> tuple[str, ...]:
     found = []
-    if server.reached and served.peak_batch >= server.max_batch:
-        found.append(f"{server.max_batch} requests at a time are as many as probes asked for: the server may take more")
+    if 0 < server.reached < served.peak_batch:
+        found.append(
+            f"{served.peak_batch} requests at a time, of which probes saw no more than {server.reached}: whether the "
+            f"server takes so many, and what they take, is not measured"
+        )
     if len(requests) > 50 and not len(requests.after) and requests.arrival_s[-1] > 0:
         offered = len(requests) / float(requests.arrival_s[-1])
         rate = len(requests) / float(served.end_s.max())

@@ -53,6 +53,8 @@ PREFIXES = ((False, 0), (True, 1), (True, 0))
 BETTER = 0.05
 #: The share of the expected requests at a time below which a cache is full.
 FULL = 0.8
+#: Requests at a time of a server that took all that probes asked for.
+UNKNOWN = 256
 #: Requests that have to be answered.
 FEWEST = 12
 #: The normal distribution's central 80% lies within so many standard deviations.
@@ -178,8 +180,8 @@ def profile_of(server: _Server, values: np.ndarray, name: str = "server") -> Eng
             model=server.model,
             policy=server.policy,
             budget=server.budget,
-            max_batch=256 if server.reached and server.max_batch > 1 else server.max_batch,
-            reached=server.reached,
+            max_batch=max(UNKNOWN, server.max_batch) if server.reached else server.max_batch,
+            reached=server.max_batch,
             kv_tokens=server.kv_tokens,
             prefix_cache=server.prefix,
             slots=server.slots,
@@ -371,7 +373,7 @@ def report(fit: ServerFit) -> list[str]:
         f"{server.model}: policy {server.policy}"
         + (f" with {server.budget:,} tokens an iteration" if server.budget > 1 else "")
         + (" with a prompt at a time" if server.budget == 1 else "")
-        + f", {'as many as were asked' if server.reached and server.max_batch > 1 else server.max_batch} at a time"
+        + f", {server.max_batch if server.max_batch == server.reached else f'at least {server.reached}'} at a time"
         + (", prefixes kept" if server.prefix_cache else ", no prefixes kept")
         + (f" of the last {server.slots}" if server.slots else "")
         + (f", a cache of {server.kv_tokens:,} tokens" if server.kv_tokens else ", a cache that never was full"),

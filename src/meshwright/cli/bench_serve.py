@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from meshwright.cli import options
+from meshwright.cli.guard import ended_in_order
 from meshwright.cli.output import console, note, print_json, unwritable
 from meshwright.errors import Diagnostic, MeshwrightError
 
@@ -81,7 +82,8 @@ def run(argv: list[str]) -> int:
     if wrong:
         raise MeshwrightError(wrong)
     try:
-        traffic, end = asyncio.run(_measured(given, key, serve, requests, before, limits.get("timeout", 600.0)))
+        with ended_in_order():
+            traffic, end = asyncio.run(_measured(given, key, serve, requests, before, limits.get("timeout", 600.0)))
     except KeyboardInterrupt:
         if given.out:
             note(f"what was answered is in {given.out}: the same command with --resume goes on from there")

@@ -133,7 +133,7 @@ def timelines(paths: list[str], wrong: list[Diagnostic]) -> list[Timeline]:
 
 
 def _side(path: str, measured: str) -> Question | Timeline:
-    """Read what a file holds: a question, a timeline, measured traffic, or a profile that predicts what was measured."""
+    """Read what a file holds: a question, a timeline, measured traffic, or a profile that predicts what that is of."""
     from meshwright.trace import read
     from meshwright.traffic.record import is_traffic
 

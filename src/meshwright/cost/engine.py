@@ -39,14 +39,15 @@ class MeasuredServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     it best with its ``budget`` of tokens an iteration (0: none), the most requests that it computes at a time
     (``max_batch``), and the tokens of its cache (``kv_tokens``, 0: it never was full). ``prefix_cache``: it keeps
     blocks of common prefixes, of as many last requests as ``slots`` says (0: of all, as long as there is room).
-    ``reached``: so many requests were ever computed at a time, so that ``max_batch`` may be more where it is as many.
+    ``reached`` is how many requests probes saw computed at a time: a ``max_batch`` beyond it is not measured. 0: nobody
+    looked.
     """
 
     model: str
     policy: str = "orca"
     budget: int = 0
     max_batch: int = 1
-    reached: bool = False
+    reached: int = 0
     kv_tokens: int = 0
     prefix_cache: bool = False
     slots: int = 0
@@ -163,7 +164,9 @@ def _sound(profile: EngineProfile) -> EngineProfile:
     if not all(0 <= value < 1e15 for value in times):
         raise ValueError("a time in it is negative or not finite")
     server = profile.server
-    if server is not None and (server.max_batch < 1 or min(server.budget, server.kv_tokens, server.slots) < 0):
+    if server is not None and (
+        server.max_batch < 1 or min(server.budget, server.kv_tokens, server.slots, server.reached) < 0
+    ):
         raise ValueError("a limit of its server is negative")
     if server is not None and len(profile.iterations) != 1:
         raise ValueError("it has a server, and not the one table of iterations that is its")
