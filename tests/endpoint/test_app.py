@@ -138,6 +138,12 @@ def test_text_becomes_tokens_and_tokens_text(served, folder):
     assert len(ask(served, "/tokenize", prompt="hello", add_special_tokens=False).json()["tokens"]) == 1
 
 
+def test_a_long_prompt_is_made_tokens_beside_other_requests(folder):
+    with client(app(folder, engine=FakeEngine(context=100_000, blocks=50_000))) as served:
+        found = ask(served, prompt="hello world" * 8000, max_tokens=1, temperature=0).json()  # 88 kB
+        assert found["usage"]["prompt_tokens"] == len(ModelText(folder).encode("hello world" * 8000))
+
+
 def test_models_are_listed_with_their_adapters_and_asked_by_either_name(served, folder):
     names = [one["id"] for one in served.get("/v1/models").json()["data"]]
     assert names == ["tiny", "tuned"] and served.get("/v1/models/tuned").json()["parent"] == "tiny"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import time
+import traceback
 from collections.abc import Callable
 
 from meshwright.endpoint.seam import EngineSpec, ServingEngine
@@ -13,6 +15,10 @@ from meshwright.errors import MeshwrightError
 
 #: Seconds between two reports of figures while the engine computes.
 FIGURES_S = 0.1
+#: How a socket says that the other end of it is gone.
+GONE = (EOFError, BrokenPipeError, ConnectionResetError)
+#: Exit code of a process whose engine has a fault, EX_SOFTWARE of sysexits.h.
+FAULT = 70
 
 
 def work(descriptor: int, build: Callable[[EngineSpec], ServingEngine]) -> int:
@@ -30,9 +36,13 @@ def work(descriptor: int, build: Callable[[EngineSpec], ServingEngine]) -> int:
         try:
             side.send(Built(engine.facts))
             drive(engine, side)
-        finally:
+        except GONE:
             engine.close()
-    except (EOFError, BrokenPipeError, ConnectionResetError):
+            raise
+        except Exception:  # other ranks may wait for this one: it ends without a word to them, as if it were killed
+            traceback.print_exc()
+            os._exit(FAULT)
+    except GONE:
         return 0  # the front is gone, and nobody waits for anything
     return 0
 
