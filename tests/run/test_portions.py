@@ -8,6 +8,7 @@ import torch
 from meshwright.run.activation import activate
 from meshwright.run.loss import cross_entropy
 from meshwright.run.portions import cuts
+from meshwright.run.record import Recorder, install
 from meshwright.spec.workload import parse
 from tests.run.processes import launch
 from tests.run.small import assemble, differences, gpt, llama, train_steps
@@ -32,6 +33,7 @@ TOGETHER = [
     ("tied", "pp2 full mb1 recompute_portions=3 loss_portions=5"),
     ("llama", "tp2 nosp full mb2 recompute_portions=3 loss_portions=5"),
 ]
+ZERO3 = 1
 
 
 def steps(rank: int, name: str, words: str, **said):
@@ -39,7 +41,13 @@ def steps(rank: int, name: str, words: str, **said):
 
 
 def several(rank: int, cases: list) -> list:
-    return [steps(rank, *case) for case in cases]
+    """Return what each case gives, and the bytes of its exchanges between replicas, by kind."""
+    found = []
+    for case in cases:
+        recorder = Recorder(rank=rank)
+        install(recorder)
+        found.append((steps(rank, *case), recorder.exchanged))
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +70,12 @@ def test_portions_train_as_the_whole_does(whole, name, words):
 
 
 def test_portions_on_two_processes_train_as_one_whole_does(whole):
-    got = launch(2, several, TOGETHER)
+    got = launch(2, several, [*TOGETHER, ("tied", "dp2 zero3 full mb2")])
     for number, (name, _) in enumerate(TOGETHER):
-        same([rank[number] for rank in got], whole[name])
+        same([rank[number][0] for rank in got], whole[name])
+    # a layer's parameters are gathered, and its gradients reduced, once a pass and not once a portion
+    portions, once = (got[0][number][1] for number in (ZERO3, -1))
+    assert portions == once and {kind for kind, _ in once} == {"all_gather", "reduce_scatter"}
 
 
 def test_elements_are_dropped_in_portions_where_they_are_in_the_whole():
