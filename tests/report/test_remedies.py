@@ -36,3 +36,15 @@ def test_a_dense_model_is_not_told_of_experts():
     assert not any(
         line.startswith("ep") for line in remedies(answer("llama3-70b", "8xh100", "fsdp", "batch=8,seq=4096"))
     )
+
+
+def test_scores_that_fill_the_memory_are_computed_in_portions_and_free_what_is_said_at_least():
+    asked = "qwen3-4b", "1xa800"
+    plan, train = "mb1 full grads=bf16 master=none", "batch=1,seq=32768,optimizer=sgd"
+    before = answer(*asked, plan, train)
+    (advice,) = [line for line in remedies(before) if line.startswith("loss_portions")]
+    said = float(re.search(r"loss_portions=16 frees ([\d.]+) GiB of logits", advice)[1])
+    after = answer(*asked, f"{plan} loss_portions=16", train)
+    assert (before.tightest.peak_bytes - after.tightest.peak_bytes) / 2**30 > said
+    assert said == pytest.approx(before.tightest.alive["logits"] * 15 / 16 / 2**30, abs=0.06)
+    assert not any("loss_portions" in line for line in remedies(answer(*asked, f"{plan} loss_portions=2", train)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from meshwright.answer.prediction import Prediction, RankMemory
-from meshwright.lower.residency import IN_FLIGHT
+from meshwright.lower.residency import IN_FLIGHT, LOGITS
 from meshwright.plan import check
 from meshwright.plan.text import over
 from meshwright.quantity import gibibytes, lacking
@@ -19,6 +19,8 @@ SHARDED_BY = (("optim", 1, "zero1"), ("grad", 2, "zero2"), ("param", 3, "fsdp"))
 GATHERED = "gathered parameters"
 #: Least share of what is over that a remedy frees to be worth a line.
 WORTH = 0.05
+#: Portions of the tokens in which head and loss are advised to be computed.
+PORTIONS = 16
 
 
 def remedies(prediction: Prediction) -> tuple[str, ...]:
@@ -48,7 +50,7 @@ def remedies(prediction: Prediction) -> tuple[str, ...]:
         f"{word} frees {gibibytes(n)} of {what}{', enough by itself' if n >= over else ''}"
         for word, what, n in _sharding(prediction, tight)
     ]
-    found += behind + _moved(prediction, tight, over)
+    found += behind + _moved(prediction, tight, over) + _scored_in_portions(prediction, tight, over)
     activations = sum(b for name, b in tight.alive.items() if name.startswith("activation"))
     if activations > 0 and prediction.plan.memory.recompute != "full":
         # a flash kernel leaves selective recompute nothing to drop
@@ -68,6 +70,14 @@ def _moved(prediction: Prediction, tight: RankMemory, over: float) -> list[str]:
         return []
     enough = ", enough by itself" if size >= over else ""
     return [f"offload=optimizer moves {gibibytes(size)} of optimizer to the host{enough}"]
+
+
+def _scored_in_portions(prediction: Prediction, tight: RankMemory, over: float) -> list[str]:
+    """Scores over the vocabulary that are never whole, where that is legal; their gradients are not counted."""
+    word, freed = f"loss_portions={PORTIONS}", tight.alive.get(LOGITS, 0.0) * (1 - 1 / PORTIONS)
+    if prediction.plan.memory.loss_portions > 1 or freed < WORTH * over or not _legal(prediction, word):
+        return []
+    return [f"{word} frees {gibibytes(freed)} of logits{', enough by itself' if freed >= over else ''}"]
 
 
 def _split_further(prediction: Prediction, tight: RankMemory) -> str:
