@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def base(tmp_path_factory):
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=len(WORDS), hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=False, pad_token_id=None,
+        num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=False, pad_token_id=None,
         bos_token_id=3, eos_token_id=3,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder / "base")
@@ -160,6 +161,22 @@ def test_a_fine_tune_is_one_command_whose_losses_are_those_of_peft_and_whose_fol
     # the folder holds 32 bits of what was trained in 64
     assert torch.allclose(probe(tuned), probe(model), rtol=0, atol=1e-5)
     assert not torch.allclose(probe(tuned), probe(untouched(base)), rtol=0, atol=1e-2)
+
+
+def test_the_command_of_the_readme_is_a_fine_tune_of_two_processes_that_peft_and_transformers_load(base, capfd):
+    """As it stands there, of a small model by that name; in bf16, as it says nothing else."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    (block,) = [
+        text for text in re.findall(r"^```bash\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL) if "lora" in text
+    ]
+    Path("llama").symlink_to(base / "base")
+    Path("chats.jsonl").write_text((base / "chat.jsonl").read_text() * 10)
+    assert main(shlex.split(block.replace("\\\n", " "))[1:]) == 0
+    assert "on 2 processes" in capfd.readouterr().err
+    seen = losses("tuned")
+    assert len(seen) == 20 and seen[-1] < seen[0]
+    tuned = PeftModel.from_pretrained(untouched(base), "tuned/adapter", autocast_adapter_dtype=False).double()
+    assert not torch.allclose(probe(tuned), probe(untouched(base)), rtol=0, atol=1e-3)
 
 
 def losses(folder):
