@@ -18,7 +18,7 @@ from meshwright.plan import Overlap, parse
 from meshwright.simulate.step import simulate
 from meshwright.spec.architecture import EMBEDDING, HEAD
 from meshwright.spec.workload import LORA_TARGETS, Lora, Train
-from meshwright.work import AttentionCore, Collective, Gemm, GroupedGemm, attended_pairs
+from meshwright.work import AttentionCore, Collective, Elementwise, Gemm, GroupedGemm, attended_pairs
 from tests.random_plans import GPT, LLAMA, MIXTURE, legal_plans, sized
 
 S = 128
@@ -281,3 +281,15 @@ def test_norms_over_all_heads_add_two_numbers_of_each_token_over_ranks():
     over_all = (a.heads + a.kv_heads) * a.head_dim
     assert sums("tp2 dp1 mb2", over_all) == [2 * S * 2 * 4]
     assert sums("dp2 mb2", over_all) == sums("tp2 dp1 mb2", 2 * a.head_dim) == []
+
+
+def test_compiled_norms_rotations_and_activations_move_the_bytes_of_fused_kernels():
+    def chains(words):
+        return {p.name: p.forward for p in layer(words, LLAMA) if isinstance(p.forward, Elementwise)}
+
+    plain, made = chains("dp1 mb2"), chains("dp1 mb2 compile=yes")
+    for name in ("attention norm", "mlp norm", "rotary", "mlp activation"):
+        assert not plain[name].fused and made[name].fused
+        assert (made[name].num_bytes, made[name].kernels) == (plain[name].num_bytes, plain[name].kernels)
+    rest = plain.keys() - {"attention norm", "mlp norm", "rotary", "mlp activation"}
+    assert rest and all(made[name] == plain[name] for name in rest)

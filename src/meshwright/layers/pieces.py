@@ -81,6 +81,22 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     brought: float = 0.0
 
 
+def fused(pieces: list[Piece]) -> list[Piece]:
+    """Return pieces whose norms, rotations and activations are fused, whatever the framework has them as."""
+
+    def one(work: Any) -> Any:
+        if not isinstance(work, Elementwise):
+            return work
+        return msgspec.structs.replace(work, fused=True, operator="")
+
+    def made(piece: Piece) -> Piece:
+        if piece.name != "rotary" and not piece.name.endswith(("norm", "activation")):
+            return piece
+        return msgspec.structs.replace(piece, forward=one(piece.forward), backward=one(piece.backward))
+
+    return [made(piece) for piece in pieces]
+
+
 def keeping(pieces: list[Piece]) -> list[Piece]:
     """Return the pieces of a layer whose recomputation keeps what collectives brought in the first forward."""
     out = []

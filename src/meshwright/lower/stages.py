@@ -12,7 +12,7 @@ import msgspec
 
 from meshwright import layers, schedules
 from meshwright.layers.kind import Params
-from meshwright.layers.pieces import Context, Piece, keeping
+from meshwright.layers.pieces import Context, Piece, fused, keeping
 from meshwright.lower import state
 from meshwright.lower.known import Known
 from meshwright.lower.layer import losing, portioned, program
@@ -130,6 +130,8 @@ class Stages:
         if found is None:
             layer = self.model.layer(kind)
             found = layers.of(layer).pieces(self.context_of(kind, start), layer)
+            if self.plan.kernels.compile and kind >= 0:
+                found = fused(found)
             if self.plan.memory.brought == "kept" and kind >= 0:
                 found = keeping(found)
             self.known.pieces[key] = found

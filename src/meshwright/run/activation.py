@@ -5,18 +5,28 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from meshwright.run.compiled import compiled
 from meshwright.spec.layers import Dense, Moe
 
 
-def activate(up: torch.Tensor, spec: Dense | Moe) -> torch.Tensor:
-    """The activation of what came up, [..., 2 * ffn] (gate first) when gated."""
+def activate(up: torch.Tensor, spec: Dense | Moe, compile: bool = False) -> torch.Tensor:
+    """The activation of what came up, [..., 2 * ffn] (gate first) when gated; as one kernel where it is compiled."""
     function = ACTIVATIONS[spec.activation]
+    if compile:
+        return compiled(_activated)(up, spec.activation, spec.gated)
     if not spec.gated:
         return function(up)
     if function is F.silu and not torch.is_inference_mode_enabled():
         return _Gated.apply(up)
     gate, linear = up.chunk(2, dim=-1)
     return function(gate) * linear
+
+
+def _activated(up: torch.Tensor, name: str, gated: bool) -> torch.Tensor:
+    if not gated:
+        return ACTIVATIONS[name](up)
+    gate, linear = up.chunk(2, dim=-1)
+    return ACTIVATIONS[name](gate) * linear
 
 
 class _Gated(torch.autograd.Function):

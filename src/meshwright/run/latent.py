@@ -80,7 +80,7 @@ class LatentAttention(nn.Module):
         turned = torch.cat((turned, key.transpose(0, 1).unsqueeze(2)), 2)
         if shared.model.numerics.rope_interleaved:
             turned = pairs_apart(turned)
-        turned, key = rotate(turned, *self.core.rotary(p)).split([self.heads, 1], 2)
+        turned, key = rotate(turned, *self.core.rotary(p), shared.plan.kernels.compile).split([self.heads, 1], 2)
         q, k = torch.cat((q, turned), -1), torch.cat((k, key.expand(-1, -1, self.heads, -1)), -1)
         out = self.core(q, k, v.contiguous(), p)
         return self.out(out.transpose(0, 1).flatten(-2))

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from meshwright.plan import Plan
 from meshwright.run.activation import activate
 from meshwright.run.collect import copy_to, gather_dim, scatter_dim, sum_over
+from meshwright.run.compiled import compiled, layer_normed, rms_normed
 from meshwright.run.dropout import dropout
 from meshwright.run.linear import column_parallel, matmul, row_parallel
 from meshwright.run.lora.adapters import Adapted, adapters_of, products
@@ -168,6 +169,7 @@ class Norm(nn.Module):
         super().__init__()
         self.width, self.eps, self.rms = width, eps or shared.model.numerics.norm_eps, block.norm == "rmsnorm"
         copies, self.offset = shared.tp.size, shared.names.unit_offset
+        self.compiled = shared.plan.kernels.compile
 
         def vector(suffix: str, init: str) -> nn.Parameter:
             part = Part(name + suffix, (width,), (0,), (slice(None),))
@@ -177,6 +179,10 @@ class Norm(nn.Module):
         self.bias = vector(".bias", "zeros") if block.norm_vectors > 1 else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.compiled and self.rms:
+            return compiled(rms_normed)(x, self.weight, self.eps, self.offset)
+        if self.compiled:
+            return compiled(layer_normed)(x, self.weight, self.bias, self.eps)
         if self.offset:  # one and a small weight have no room beside each other in 16 bits
             kind = torch.promote_types(x.dtype, torch.float32)
             return F.rms_norm(x.to(kind), (self.width,), 1 + self.weight.to(kind), self.eps).to(x.dtype)
@@ -264,7 +270,7 @@ class Mlp(nn.Module):
         (up,) = products(self.shared, x, [self.weight], self.adapters, p)
         if self.bias is not None:
             up = up + self.bias
-        return self.down(activate(up, self.spec), p)
+        return self.down(activate(up, self.spec, self.shared.plan.kernels.compile), p)
 
 
 def dropped(shared: Shared, x: torch.Tensor, p: Pass, site: int) -> torch.Tensor:

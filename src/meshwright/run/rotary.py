@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from meshwright.run.compiled import compiled
 from meshwright.spec.architecture import Model
 from meshwright.spec.numerics import Numerics
 
@@ -86,8 +87,17 @@ def pairs_apart(x: torch.Tensor) -> torch.Tensor:
     return x.unflatten(-1, (-1, 2)).mT.flatten(-2)
 
 
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """x [b, s, heads, d] with its first ``width`` features turned by the tables [s, 1, width], or [b, s, 1, width]."""
+def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    width = cos.shape[-1]
+    turned = _turned(x[..., :width], cos, sin)
+    return turned if width == x.shape[-1] else torch.cat((turned, x[..., width:]), dim=-1)
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, compile: bool = False) -> torch.Tensor:
+    """x [b, s, heads, d] with its first ``width`` features turned by the tables [s, 1, width], or [b, s, 1, width]; as
+    one kernel where it is compiled."""
+    if compile:
+        return compiled(_rotated)(x, cos, sin)
     width, turn = cos.shape[-1], _turned if torch.is_inference_mode_enabled() else _Turn.apply
     if width == x.shape[-1]:
         return turn(x, cos, sin)

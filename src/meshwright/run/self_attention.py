@@ -155,7 +155,7 @@ class AttentionModule(nn.Module):
             q, k = both.split([self.heads, self.kv_heads], dim=2)
             both = torch.cat((self.q_norm(q), self.k_norm(k)), dim=2)
         if (rotary := self.core.rotary(p)) is not None:
-            both = rotate(both, *rotary)
+            both = rotate(both, *rotary, shared.plan.kernels.compile)
         q, k = both.split([self.heads, self.kv_heads], dim=2)
         return q, k, v.contiguous()  # rows far apart, as they lie beside the keys, share places in a cache
 

@@ -21,6 +21,7 @@ from meshwright.run.adapt import adapt
 from meshwright.run.attention import local_positions
 from meshwright.run.average import Rounds
 from meshwright.run.coded import CodedSum
+from meshwright.run.compiled import needed
 from meshwright.run.connect import connect
 from meshwright.run.data import Batch
 from meshwright.run.drives import on_cores
@@ -87,6 +88,7 @@ class Trainer:
         if not plan.several and plan.layout.shares:  # told by `counts` for each rank
             plan = msgspec.structs.replace(plan, layout=msgspec.structs.replace(plan.layout, shares=()))
         batch = counts[mesh["dp"].index] * plan.layout.dp * plan.pipeline.microbatch if counts else train.global_batch
+        needed(plan, mesh.device.type)
         self.places = places(plan, model, mesh.rank, batch, schedule_params or {})
         self.place = own = self.places.own
         plan = own.pool.plan

@@ -20,6 +20,7 @@ MODULES = [
     "meshwright.plan.facets.memory",
     "meshwright.plan.facets.offload",
     "meshwright.plan.facets.precision",
+    "meshwright.plan.facets.kernels",
     "meshwright.plan.facets.overlap",
     "meshwright.plan.facets.sync",
     "meshwright.plan.facets.serving",
