@@ -21,7 +21,7 @@ import transformers
 from meshwright.endpoint.seam import Prompted, Sampling
 from meshwright.run.serve.built import engine
 from meshwright.run.serve.engine import TorchEngine
-from meshwright.spec.engine_words import parse
+from meshwright.spec.serve import engine_words as parse
 
 PROMPT, ANSWER, TOGETHER, VOCAB = 64, 48, 16, 8192
 #: What the engine has to reach of transformers' tokens a second: with one request, and with sixteen.

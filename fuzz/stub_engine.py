@@ -74,6 +74,9 @@ class StubExecutor:
         for key in dropped:
             del self.host[key]
 
+    def hold(self, adapters: Sequence[int]) -> None:
+        """Adapters change nothing here."""
+
     def close(self) -> None:
         """Nothing is held."""
 

@@ -26,8 +26,10 @@ def test_options_say_the_engine_its_limits_and_its_callers(folder, monkeypatch):
     monkeypatch.setenv("KEY", "two")
     words = ["--plan", "tp2", "--serve", "policy=sarathi,budget=256,max_batch=8", "--api-key", "one", "--api-key"]
     limits = ["--max-queue", "5", "--timeout", "0", "--slow", "2", "--max-body", "1MiB", "--name", "mine"]
+    limits += ["--adapter", "sql=adapters/sql", "--adapter", "chat=chat"]
     spec, served = read("--model", str(folder), *words, "env:KEY", *limits, "--host", "0.0.0.0")
     assert (spec.plan, spec.serve) == ("tp2", "policy=sarathi,max_batch=8,budget=256")
+    assert spec.adapters == (("sql", "adapters/sql"), ("chat", "chat"))
     assert served.keys == ("one", "two") and served.names == ("mine", str(folder)) and served.host == "0.0.0.0"
     found = served.limits
     assert (found.running, found.queue, found.timeout_s, found.slow_s, found.body_bytes) == (8, 5, 0, 2, 2**20)
@@ -52,9 +54,10 @@ def test_a_plan_file_a_question_file_and_the_folder_alone_are_taken(folder, tmp_
 
 def test_everything_that_is_wrong_is_said_at_once(folder, capsys, monkeypatch):
     words = ["--plan", "tq2", "--serve", "polcy=x,budget=-1", "--port", "70000", "--max-body", "big", "--device", "tpu"]
+    words += ["--adapter", "nameless"]
     assert main(["serve", "--model", str(folder), *words, "--api-key", "env:NOT_SET", "--json"]) == 2
     found = [error["code"] for error in json.loads(capsys.readouterr().out)["errors"]]
-    assert sorted(found) == ["L005", "L005", "L005", "P001", "T002", "W001", "W002"]
+    assert sorted(found) == ["L005", "L005", "L005", "L005", "P001", "T002", "W001", "W002"]
     with pytest.raises(MeshwrightError) as lost:
         read("--plan", "tp1")
     assert "--model DIR" in lost.value.diagnostics[0].help

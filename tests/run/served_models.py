@@ -9,7 +9,7 @@ import torch
 from meshwright.endpoint.seam import Prompted, Sampling
 from meshwright.run.serve.built import engine
 from meshwright.run.serve.engine import TorchEngine
-from meshwright.spec.engine_words import parse
+from meshwright.spec.serve import engine_words as parse
 
 SMALL = {
     "vocab_size": 97,

@@ -3,6 +3,9 @@ by token under every policy and with every feature that claims to be exact, and 
 
 from __future__ import annotations
 
+import warnings
+
+import msgspec
 import pytest
 import torch
 
@@ -13,7 +16,7 @@ from meshwright.run.serve.built import engine
 from meshwright.run.serve.packed import PackedRow, PackedTokens
 from meshwright.run.serve.ranks import cut
 from meshwright.run.serve.sampling import TokenChoice, choose
-from meshwright.spec.engine_words import parse
+from meshwright.spec.serve import engine_words as parse
 from tests.run.served_models import FAMILIES, LIMITS, answers, generated, greedy, prompts, published, served
 
 #: Chunked prompts, shared prefixes and so few blocks that requests are evicted and computed again.
@@ -219,12 +222,6 @@ def test_words_that_are_not_served_are_refused_with_what_is(llama, plan, words, 
     assert found and all(one.help and one.code == "W014" for one in error.value.diagnostics)
 
 
-def test_words_of_a_workload_are_none_of_an_engine():
-    with pytest.raises(MeshwrightError) as error:
-        parse("rate=3,blok=4,block=0,block=8")
-    assert [one.code for one in error.value.diagnostics] == ["W001", "W001", "W002"]
-
-
 @pytest.mark.parametrize(("family", "plan"), [("qwen3_moe", "tp2"), ("gemma2", "pp2")])
 def test_ranks_of_tensor_parallelism_and_stages_answer_as_one_process(family, plan, tmp_path):
     wanted = generated(published(family, tmp_path))
@@ -284,3 +281,66 @@ def test_stored_weights_compute_as_the_rounded_matrices_and_say_how_far_these_ar
     assert answers(one, asked()) == generated(net)
     rounding = one.executor.layers.rounding
     assert rounding == pytest.approx((apart / whole).sqrt().item(), rel=1e-6) and 0 < rounding < most
+
+
+@pytest.fixture(scope="module")
+def adapters(llama, tmp_path_factory):
+    """Two adapters of other ranks and matrices as PEFT writes them, and the greedy answers under each."""
+    import peft
+
+    folder, _, _ = llama
+    found = {}
+    for seed, (name, rank, targets) in enumerate((("one", 2, ["q_proj", "v_proj"]), ("two", 5, ["o_proj", "up_proj"]))):
+        torch.manual_seed(seed)
+        import transformers
+
+        base = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+        config = peft.LoraConfig(r=rank, lora_alpha=7, target_modules=targets, init_lora_weights=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of transformers' own names
+            net = peft.get_peft_model(base, config).eval()
+        with torch.no_grad():
+            for parameter in net.parameters():
+                if parameter.requires_grad:
+                    parameter.mul_(6.0)  # so that answers change
+        path = tmp_path_factory.mktemp(name)
+        net.double().save_pretrained(path)
+        found[name] = path, generated(net)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        ("tp1", "block=4,kv_blocks=40,budget=9,prefix_cache=yes"),
+        ("tp1", "block=4,kv_blocks=24,lora=slots,adapter_slots=1,policy=vllm-v0"),
+        ("tp2", "block=4,kv_blocks=40,draft=ngram"),
+    ],
+)
+def test_requests_of_several_adapters_are_answered_together_as_each_alone(llama, adapters, plan, words):
+    folder, _, plain = llama
+    wanted = [(plain, ""), *((said, name) for name, (_, said) in adapters.items())]
+    paths = {name: path for name, (path, _) in adapters.items()}
+    one = engine(folder, plan_of(plan), parse(words), dtype="float64", adapters=paths)
+    many, right = [], []
+    for i, (prompt, limit) in enumerate(zip(prompts(), LIMITS)):
+        for answered, name in wanted:
+            many.append(msgspec.structs.replace(greedy(len(many), prompt, limit), adapter=name))
+            right.append(answered[i])
+    try:
+        assert answers(one, many, every=1) == right
+        assert right[0] != right[1] != right[2]
+    finally:
+        one.close()
+
+
+def test_adapters_that_cannot_be_served_are_refused(llama, adapters, tmp_path):
+    folder, paths = llama[0], {"one": adapters["one"][0]}
+    with pytest.raises(MeshwrightError, match="lora=merged is predicted, and not served"):
+        engine(folder, words=parse("lora=merged"), dtype="float64", adapters=paths)
+    with pytest.raises(MeshwrightError, match="adapters in static batches"):
+        engine(folder, words=parse("policy=static"), dtype="float64", adapters=paths)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "adapter_config.json").write_text((paths["one"] / "adapter_config.json").read_text())
+    with pytest.raises(MeshwrightError, match="cannot read adapters"):
+        engine(folder, dtype="float64", adapters={"x": tmp_path / "a"}, words=parse("kv_blocks=9"))

@@ -56,6 +56,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     device: options.text("KIND", "cpu or cuda; a GPU where there is one if left out.") = ""
     dtype: options.text("TYPE", "Compute in fp32, bf16, fp16 or float64; the plan's or the weights' if left out.") = ""
     name: options.text("NAME", "What the model is called; its folder's name if left out.") = ""
+    adapter: options.repeated("NAME=DIR", "A LoRA adapter in PEFT's form; requests name it as their model.") = ()
     host: options.text("ADDRESS", "Where it listens; 127.0.0.1, this machine only, if left out.") = ""
     port: options.text("NUMBER", f"Its port; {PORT}, or one that is free if that is taken, if left out.") = ""
     api_key: options.repeated("KEY", "Wanted of callers; env:NAME takes it from a variable. Each is a tenant.") = ()
@@ -140,6 +141,12 @@ def _read(given: ServeOptions, wrong: list[Diagnostic]) -> tuple[EngineSpec, Ser
     for option, known in (("device", DEVICES), ("dtype", DTYPES)):
         if (said := getattr(given, option)) and said not in known:
             wrong.append(_bad(f"--{option} {said}", f"it is one of {', '.join(known)}"))
+    adapters = {}
+    for said in given.adapter:
+        name, _, where = said.partition("=")
+        if not name or not where or name in adapters:
+            wrong.append(_bad(f"--adapter {said}", "it is NAME=DIR, each name once"))
+        adapters[name] = where
     if wrong:
         raise MeshwrightError(wrong)
     try:
@@ -148,7 +155,14 @@ def _read(given: ServeOptions, wrong: list[Diagnostic]) -> tuple[EngineSpec, Ser
         template = None
         note(f"no chats: {error.diagnostics[0].message}")
     engine = Serve(engine=words).text()
-    spec = EngineSpec(folder=str(folder), plan=planned, serve=engine, device=given.device or "auto", dtype=given.dtype)
+    spec = EngineSpec(
+        folder=str(folder),
+        plan=planned,
+        serve=engine,
+        device=given.device or "auto",
+        dtype=given.dtype,
+        adapters=tuple(adapters.items()),
+    )
     names = dict.fromkeys((given.name or folder.resolve().name, question.model, str(folder)))
     host = given.host or hosts.LOOPBACK
     assert text is not None

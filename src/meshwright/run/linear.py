@@ -149,10 +149,12 @@ def _weight_gradient(
 
 def matmul(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """``x @ weight.T`` for x [..., k] and weight [n, k]; the weight gradient goes to the weight's sink, if any. In
-    inference a weight may be ``stored`` otherwise, and knows its product."""
+    inference a weight may be ``stored`` otherwise, and knows its product, or ``adapted`` by what some tokens add."""
     if torch.is_inference_mode_enabled():
         stored = getattr(weight, "stored", None)
-        return F.linear(x, weight) if stored is None else stored.product(x)
+        out = F.linear(x, weight) if stored is None else stored.product(x)
+        adapted = getattr(weight, "adapted", None)
+        return out if adapted is None else adapted.add(out, x)
     return _Product.apply(x, weight, None, False, False, False)
 
 

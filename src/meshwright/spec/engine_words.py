@@ -7,8 +7,6 @@ from typing import Any
 
 import msgspec
 
-from meshwright.catalog import meant
-from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.quantity import parse_bytes
 from meshwright.spec.serve_values import (
     count,
@@ -112,37 +110,3 @@ ENGINE_READERS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "pairs": ("engine.pairs", yes_no, "yes or no"),
     "host": ("engine.host_bytes", parse_bytes, "memory of the host for each rank, such as 64GiB"),
 }
-
-
-def parse(text: str, place: str = "--serve") -> EngineWords:
-    """Return the words of an engine alone, such as ``policy=sarathi,kv_blocks=512``: those of a workload belong to a
-    prediction.
-
-    Raises:
-        MeshwrightError: W001 unknown key, W002 bad value, W005 one said twice; all of them at once.
-    """
-    values: dict[str, Any] = {}
-    wrong: list[Diagnostic] = []
-    for item in filter(None, (part.strip() for part in text.split(","))):
-        key, _, said = (part.strip() for part in item.partition("="))
-        key = key.lower()
-        if key not in ENGINE_READERS:
-            message = f"{key!r} is no word of an engine"
-            wrong.append(Diagnostic(code="W001", message=message, place=place, help=meant(key, tuple(ENGINE_READERS))))
-            continue
-        name, reader, wanted = ENGINE_READERS[key]
-        try:
-            value = reader(said)
-        except MeshwrightError as error:
-            wrong += error.diagnostics
-            continue
-        field = name.removeprefix("engine.")
-        if value is None:
-            help, message = f"write {key}=<{wanted}>", f"{key} = {said!r} is not {wanted}"
-            wrong.append(Diagnostic(code="W002", message=message, place=f"{place} {item}", help=help))
-        elif values.setdefault(field, value) != value:
-            message = f"{key} is said twice, as different things"
-            wrong.append(Diagnostic(code="W005", message=message, place=f"{place} {item}", help="keep one of them"))
-    if wrong:
-        raise MeshwrightError(wrong)
-    return EngineWords(**values)

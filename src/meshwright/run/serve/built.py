@@ -6,7 +6,7 @@ The decider is the one that ``predict --serve`` simulates for the same words (:m
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -19,13 +19,14 @@ from meshwright.lower.served_experts import Spread
 from meshwright.plan import Plan
 from meshwright.run import mesh
 from meshwright.run.serve.drafts import ModelDrafter, NgramDrafter
-from meshwright.run.serve.engine import Drafter, Executor, TorchEngine
+from meshwright.run.serve.engine import Drafter, TorchEngine
 from meshwright.run.serve.executor import LocalExecutor
 from meshwright.run.serve.forward import ServedLayers
 from meshwright.run.serve.ranks import RankedExecutor, RankProcesses, follow
-from meshwright.run.serve.refused import refused
+from meshwright.run.serve.refused import of_adapters, refused
 from meshwright.run.settings import DTYPES
 from meshwright.run.world import World
+from meshwright.serving.adapters import AdapterRules
 from meshwright.serving.decided import decider_of, limits_of, rules_of
 from meshwright.serving.speculative import Drafts
 from meshwright.spec import model as models
@@ -43,9 +44,10 @@ def engine(
     *,
     device: str = "cpu",
     dtype: str = "",
+    adapters: Mapping[str, str | Path] | None = None,
 ) -> TorchEngine:
     """Return an engine of the model in a `folder` (``config.json`` and safetensors). Its first rank is this process;
-    it starts one for each other rank of the plan.
+    it starts one for each other rank of the plan. Requests may name one of the LoRA `adapters`, folders of PEFT's.
 
     `dtype` (fp32, bf16, fp16, float64) is what it computes in, before the plan's word and that of the weights.
 
@@ -57,29 +59,38 @@ def engine(
     model = models.load(folder)
     if not plan.several:
         plan = plan.on(plan.layout.tp * plan.layout.pp * plan.layout.cp * max(1, plan.layout.dp))
-    wrong = refused(plan, model, words)
+    named = {name: str(path) for name, path in (adapters or {}).items()}
+    wrong = refused(plan, model, words) + (list(of_adapters(words)) if named else [])
     if wrong:
         raise MeshwrightError(wrong)
     kind = DTYPES[dtype or plan.precision.compute or published_type(folder)]
     if plan.layout.num_ranks == 1:
-        return _alone(folder, plan, words, model, kind, torch.device(device))
+        return _alone(folder, plan, words, model, kind, torch.device(device), named)
     device_type = torch.device(device).type
-    processes = RankProcesses(plan.layout.num_ranks, device_type, _follow, folder, plan, model, kind)
+    processes = RankProcesses(plan.layout.num_ranks, device_type, _follow, folder, plan, model, kind, named)
     try:
-        executor = RankedExecutor(_layers(processes.world, folder, plan, model, kind), processes)
-        return _ranked(executor, folder, words, kind)
+        executor = RankedExecutor(_layers(processes.world, folder, plan, model, kind, named), processes)
+        return _ranked(executor, folder, words, kind, named)
     except BaseException:
         processes.close()
         raise
 
 
 def _alone(
-    folder: Path, plan: Plan, words: EngineWords, model: Model, kind: torch.dtype, device: torch.device
+    folder: Path,
+    plan: Plan,
+    words: EngineWords,
+    model: Model,
+    kind: torch.dtype,
+    device: torch.device,
+    adapters: dict[str, str],
 ) -> TorchEngine:
     """Return the engine of one rank, this process."""
     place = mesh.alone(device=device)
     layers = ServedLayers(model, served_plan(plan), place, dtype=kind)
     layers.load(folder)
+    if adapters:
+        layers.adapt(tuple(adapters.values()))
     draft, drafter = None, None
     if words.draft and words.draft != NGRAM:
         draft = _draft_layers(words.draft, model, place, kind)
@@ -89,10 +100,12 @@ def _alone(
             one.cache(blocks, words.block)
     if words.draft:
         drafter = NgramDrafter() if draft is None else ModelDrafter(draft)
-    return engine_on(LocalExecutor(layers), model, words, blocks, folder, layers.token_bytes, drafter)
+    return engine_on(LocalExecutor(layers), words, blocks, folder, drafter, tuple(adapters))
 
 
-def _ranked(executor: RankedExecutor, folder: Path, words: EngineWords, kind: torch.dtype) -> TorchEngine:
+def _ranked(
+    executor: RankedExecutor, folder: Path, words: EngineWords, kind: torch.dtype, adapters: dict[str, str]
+) -> TorchEngine:
     """Return the engine of several ranks, on the first: the draft model, if any, is this rank's alone."""
     layers, drafter, held = executor.layers, None, [executor.layers]
     if words.draft and words.draft != NGRAM:
@@ -103,43 +116,55 @@ def _ranked(executor: RankedExecutor, folder: Path, words: EngineWords, kind: to
         draft.cache(blocks, words.block)
     if words.draft:
         drafter = NgramDrafter() if len(held) == 1 else ModelDrafter(held[1])
-    return engine_on(executor, layers.model, words, blocks, folder, layers.token_bytes, drafter)
+    return engine_on(executor, words, blocks, folder, drafter, tuple(adapters))
 
 
-def _layers(world: World, folder: Path, plan: Plan, model: Model, kind: torch.dtype) -> ServedLayers:
+def _layers(
+    world: World, folder: Path, plan: Plan, model: Model, kind: torch.dtype, adapters: dict[str, str]
+) -> ServedLayers:
     """Return a rank's layers with their weights; collective."""
     plan = served_plan(plan)
     layers = ServedLayers(model, plan, mesh.build(plan, device=world.device), dtype=kind)
     layers.load(folder)
+    if adapters:
+        layers.adapt(tuple(adapters.values()))
     return layers
 
 
-def _follow(world: World, folder: Path, plan: Plan, model: Model, kind: torch.dtype) -> None:
+def _follow(world: World, folder: Path, plan: Plan, model: Model, kind: torch.dtype, adapters: dict[str, str]) -> None:
     """Obey rank 0 for as long as it serves."""
-    follow(_layers(world, folder, plan, model, kind))
+    follow(_layers(world, folder, plan, model, kind, adapters))
 
 
 def engine_on(
-    executor: Executor,
-    model: Model,
+    executor: LocalExecutor | RankedExecutor,
     words: EngineWords,
     blocks: int,
     folder: Path,
-    token_bytes: int,
     drafter: Drafter | None = None,
+    adapters: tuple[str, ...] = (),
 ) -> TorchEngine:
-    """Return the engine of an executor with so many cache blocks, a token of which takes so many bytes."""
+    """Return the engine of an executor with so many cache blocks and adapters of these names. With ``lora=unified``
+    adapters take blocks of the cache, which stay empty while their weights are on the device."""
+    layers = executor.layers
+    block_bytes = layers.token_bytes * words.block
+    held = None
+    if adapters:
+        unified = words.lora == "unified"
+        each = -(-layers.adapters.num_bytes // block_bytes) if unified else 0
+        held = AdapterRules(blocks=each, slots=0 if unified else words.adapter_slots)
     limits = limits_of(words, blocks)
-    rules = rules_of(words, unit=words.block, block_bytes=token_bytes * words.block)
+    rules = rules_of(words, unit=words.block, block_bytes=block_bytes, adapters=held)
     drafts = Drafts(count=words.guesses or USUAL) if words.draft else None
     decider = decider_of(words, limits, rules, drafts=drafts, together=False)
-    spare = limits.watermark if decider.policy.watermark else 0
+    spare = (limits.watermark if decider.policy.watermark else 0) + (held.blocks if held else 0)
     facts = EngineFacts(
-        context=model.max_seq_len,
-        vocabulary=model.vocab,
-        room=(blocks - spare) * words.block,
+        context=layers.model.max_seq_len,
+        vocabulary=layers.model.vocab,
+        room=max(0, blocks - spare) * words.block,
         block=words.block,
         end_ids=end_ids(folder),
+        adapters=adapters,
     )
     return TorchEngine(decider, executor, facts, drafter=drafter)
 

@@ -35,6 +35,9 @@ class Executor(Protocol):
     def copy(self, copies: Sequence[BlockCopy], dropped: Sequence[HostKey]) -> None:
         """Copy blocks between device and host, before the next iteration."""
 
+    def hold(self, adapters: Sequence[int]) -> None:
+        """Have the adapters of these numbers on the device, and no others."""
+
     def close(self) -> None:
         """Give back all that is held."""
 
@@ -97,6 +100,7 @@ class TorchEngine:
         self.pieces: list[Generated] = []
         self.iterate: Iterate | None = None
         self.outcome: Computed | None = None
+        self.adapters: frozenset[int] = frozenset()
         self.records: deque[IterationRecord] = deque(maxlen=KEPT_ITERATIONS)
         self.totals = dict.fromkeys(EngineFigures.__struct_fields__, 0)
         self.began = clock()
@@ -212,6 +216,12 @@ class TorchEngine:
             if self.drafter is not None:
                 self.drafter.copy(copies, self.tables.dropped)
             self.tables.dropped = []
+        pool = self.state.cache.adapters
+        if pool is not None:
+            here = frozenset(number for number in (*pool.used, *pool.idle) if number >= 0)
+            if here != self.adapters:
+                self.adapters = here
+                self.executor.hold(sorted(here))
 
     def _stuck(self) -> None:
         """Fail whoever waits, as the decider sees no way to run anybody."""
@@ -237,7 +247,7 @@ class TorchEngine:
 
     def _packed(self, run: Iterate) -> tuple[PackedTokens, list[_Part]]:
         """Put the tokens of an iteration behind one another; requests that left since it was decided are left out."""
-        tokens, positions, rows, wanted, parts = [], [], [], [], []
+        tokens, positions, rows, wanted, parts, adapters = [], [], [], [], [], []
         shares = [share for share in run.shares if share.number in self.sequences or self._in_vain(share)]
         guesses = self._guessed(shares)
         for share in shares:
@@ -249,6 +259,7 @@ class TorchEngine:
                 rows.append(PackedRow(1, past, table))
                 tokens.append(0)
                 positions.append(past)
+                adapters.append(-1)
                 continue
             guessed = guesses.get(share.number, [])
             first = len(wanted)
@@ -258,12 +269,13 @@ class TorchEngine:
             tokens += one.tokens[past : past + new] + guessed
             positions += range(past, past + new + len(guessed))
             rows.append(PackedRow(new + len(guessed), past, table))
+            adapters.append(one.adapter)
             parts.append(_Part(one, share, first, guessed, scored))
             self.totals["prompt_tokens"] += max(0, min(past + new, one.prompt) - past) if one.first else 0
         if self.drafter is not None:
             plain = [part for part in parts if not part.share.drafted]
             self.drafter.follow([(p.sequence, p.share, self.tables.held[p.share.number].table) for p in plain])
-        return PackedTokens(tokens, positions, rows, wanted), parts
+        return PackedTokens(tokens, positions, rows, wanted, adapters if self.facts.adapters else []), parts
 
     def _in_vain(self, share: Share) -> bool:
         """Return whether a share is of an answered request that keeps its place in a static batch."""

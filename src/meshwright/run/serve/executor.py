@@ -25,6 +25,10 @@ class LocalExecutor:
         """Copy blocks between device and host."""
         self.layers.kv.copy(copies, dropped)
 
+    def hold(self, adapters: Sequence[int]) -> None:
+        """Have these adapters on the device, and no others."""
+        self.layers.adapters.hold(adapters)
+
     def close(self) -> None:
         """Give back the cache."""
         self.layers.kv = None

@@ -7,6 +7,7 @@ Layers, loading and tensor parallelism are those of training (:mod:`meshwright.r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ from meshwright.run.parts import EmbeddingModule, Pass, Shared
 from meshwright.run.pieces import PARAM, TensorPiece
 from meshwright.run.rotary import rotaries
 from meshwright.run.self_attention import HeadsCore
+from meshwright.run.serve.adapted import AdapterWeights
 from meshwright.run.serve.packed import PackedTokens
 from meshwright.run.serve.paged import KvBlocks, PagedCore, kv_shape
 from meshwright.run.serve.stored import store
@@ -52,6 +54,7 @@ class ServedLayers:
         self.stage = Stage(shared, me, parts[me], modes, first=self.first, last=self.last)
         self.stage.requires_grad_(False)
         self.kv: KvBlocks | None = None
+        self.adapters: AdapterWeights | None = None
         self._turns: dict[str, tuple[torch.Tensor, torch.Tensor] | None] | None = None
         self._turned = 0
 
@@ -84,6 +87,10 @@ class ServedLayers:
             if parameter.dim() > 1 and id(parameter) not in apart:
                 parameter.data = parameter.data.mT.contiguous().mT
 
+    def adapt(self, folders: Sequence[str]) -> None:
+        """Read LoRA adapters; raises as :class:`~meshwright.run.serve.adapted.AdapterWeights`."""
+        self.adapters = AdapterWeights(self.stage.layers.parameters(), self.model, folders, self.mesh.device)
+
     @property
     def cores(self) -> list[HeadsCore]:
         """The cores of attention, in order of their layers."""
@@ -105,6 +112,8 @@ class ServedLayers:
         device = self.mesh.device
         tokens = torch.tensor([packed.tokens], device=device)
         positions = torch.tensor(packed.positions, device=device)
+        if self.adapters is not None:
+            self.adapters.begin(packed)
         core = PagedCore(self.kv, packed.rows, self.dtype)
         p = Pass(
             tokens=tokens,

@@ -18,9 +18,11 @@ class PackedRow(NamedTuple):
 
 class PackedTokens(msgspec.Struct, frozen=True):
     """The tokens of an iteration, those of one sequence behind those of another: their ids and ``positions``, each
-    sequence's ``rows``, and which of the tokens want scores (``wanted``)."""
+    sequence's ``rows``, and which of the tokens want scores (``wanted``). ``adapters`` are the numbers of the rows'
+    LoRA adapters (-1: none), nothing where there are none."""
 
     tokens: list[int]
     positions: list[int]
     rows: list[PackedRow]
     wanted: list[int]
+    adapters: list[int] = []

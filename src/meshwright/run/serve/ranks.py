@@ -36,13 +36,14 @@ ENDS_S = 5.0
 
 class RankOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, array_like=True):
     """An order to all ranks: to make room for ``room`` (blocks, tokens of each), to copy blocks (key, blocks, out) and
-    forget some, to compute the ``parts`` of an iteration, or to end."""
+    forget some, to compute the ``parts`` of an iteration, to have these ``adapters`` on the device, or to end."""
 
     room: tuple[int, int] | None = None
     copies: tuple[tuple[str, tuple[int, ...], bool], ...] = ()
     dropped: tuple[str, ...] = ()
     parts: tuple[PackedTokens, ...] = ()
     ends: bool = False
+    adapters: tuple[int, ...] | None = None
 
 
 class RankedExecutor:
@@ -65,6 +66,10 @@ class RankedExecutor:
         """Copy blocks between device and host, on every rank."""
         some = tuple((_text(one.key), one.blocks, one.out) for one in copies)
         self._order(RankOrder(copies=some, dropped=tuple(map(_text, dropped))))
+
+    def hold(self, adapters: Sequence[int]) -> None:
+        """Have these adapters on the devices of all ranks, and no others."""
+        self._order(RankOrder(adapters=tuple(adapters)))
 
     def close(self) -> None:
         """Have every rank end."""
@@ -107,6 +112,8 @@ def obeyed(order: RankOrder, layers: ServedLayers) -> torch.Tensor | None:
         layers.cache(*order.room)
     if order.copies or order.dropped:
         layers.kv.copy([BlockCopy(key, blocks, out) for key, blocks, out in order.copies], order.dropped)
+    if order.adapters is not None:
+        layers.adapters.hold(order.adapters)
     return _computed(order.parts, layers) if order.parts else None
 
 
@@ -155,7 +162,8 @@ def cut(packed: PackedTokens, count: int) -> list[PackedTokens]:
             row, at = len(packed.rows), total
         wanted = [token - first for token in packed.wanted if first <= token < at]
         some = slice(first, at)
-        found.append(PackedTokens(packed.tokens[some], packed.positions[some], packed.rows[begin:row], wanted))
+        rows, adapters = packed.rows[begin:row], packed.adapters[begin:row]
+        found.append(PackedTokens(packed.tokens[some], packed.positions[some], rows, wanted, adapters))
         first = at
     return found
 

@@ -111,6 +111,16 @@ def _of_words(words: EngineWords) -> Iterator[Diagnostic]:
     yield from _of_drafts(words)
 
 
+def of_adapters(words: EngineWords) -> Iterator[Diagnostic]:
+    """Yield each word that is not served where requests have LoRA adapters."""
+    if words.lora == "merged":
+        message = "lora=merged is predicted, and not served: adapters are computed beside the weights"
+        yield _bad(message, "--serve lora=merged", "say lora=unified, or lora=slots")
+    if words.policy == "static":
+        help = "say policy=orca, or another that admits requests one by one"
+        yield _bad("adapters in static batches are not served", "--serve policy=static", help)
+
+
 def _of_drafts(words: EngineWords) -> Iterator[Diagnostic]:
     if words.speculation != EngineWords().speculation:
         message = f"speculation={words.speculation} is predicted, and not served: guesses come before each iteration"

@@ -26,7 +26,14 @@ def build(spec: EngineSpec) -> ServingEngine:
     device = spec.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    return engine(spec.folder, plan.parse(spec.plan), engine_words(spec.serve), device=device, dtype=spec.dtype)
+    return engine(
+        spec.folder,
+        plan.parse(spec.plan),
+        engine_words(spec.serve),
+        device=device,
+        dtype=spec.dtype,
+        adapters=dict(spec.adapters),
+    )
 
 
 if __name__ == "__main__":
