@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from meshwright.run.activation import activate
+from meshwright.run.emulate import slept
 from meshwright.run.loss import cross_entropy
 from meshwright.run.portions import cuts
 from meshwright.run.record import Recorder, install
@@ -103,3 +106,14 @@ def test_a_layer_is_never_recomputed_whole_and_scores_are_never_all_there(monkey
     steps(0, "llama", "full mb4 recompute_portions=3 loss_portions=5")
     longest = [max(b - a for a, b in cuts(16, count)) for count in (3, 5)]
     assert [max(rows["mlp"]), max(rows["loss"])] == longest == [6, 4]
+
+
+def test_a_layer_that_sleeps_in_place_of_its_portions_brings_all_contributions():
+    """An emulated bucket is exchanged behind its last layer, however many portions a real one has."""
+    seen = []
+    bucket = SimpleNamespace(arrived=lambda: seen.append("arrived"))
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    parameter.contributions, parameter.sink = 3, SimpleNamespace(bucket=bucket, add=lambda _: bucket.arrived())
+    asleep = slept._Slept(slept._Device(), 0.0, 0.0, [parameter])
+    slept._Pass.apply(torch.zeros(2, requires_grad=True), asleep).sum().backward()
+    assert len(seen) == 3

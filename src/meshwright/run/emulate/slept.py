@@ -81,6 +81,8 @@ class _Pass(torch.autograd.Function):
         module.device.run(module.backward_s)
         for parameter, gradient in module.gradients:
             parameter.sink.add(gradient)
+            for _ in range(getattr(parameter, "contributions", 1) - 1):  # of slices or portions that slept as one
+                parameter.sink.bucket.arrived()
         return grad, None
 
 
