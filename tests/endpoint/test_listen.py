@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import random
 import re
 import signal
 import socket
@@ -9,6 +10,7 @@ import threading
 import time
 
 import pytest
+from fuzz import mutate
 from fuzz.fake_engine import FakeEngine, Inside
 
 from meshwright.endpoint import hosts, listen
@@ -112,6 +114,27 @@ def test_a_head_that_is_none_or_too_long_is_an_error_as_json_and_the_end(live, s
     got, body = answer(made)
     assert got == status and json.loads(body)["error"]["code"] == "invalid_http"
     assert answer(live.send(HELLO))[0] == 200
+
+
+def test_bytes_that_are_nearly_http_are_no_fault_of_the_server(live, capfd):
+    body = json.dumps(HELLO).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    plain = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    waits = head + b"Transfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n"
+    seeds = [plain, waits + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body), plain + plain, b"GET / HTTP/1.0\r\n\r\n"]
+    broken = live.connect()
+    broken.sendall(waits + b"no size\r\n")
+    assert answer(broken)[0] == 400
+    rng = random.Random(0)
+    for _ in range(150):
+        made = live.connect()
+        with contextlib.suppress(OSError):  # the server may close before all is sent
+            made.sendall(mutate.text(rng, rng.choice(seeds), seeds)[:100_000])
+            made.shutdown(socket.SHUT_WR)
+        made.close()
+    until(lambda: not live.app.front.under_way and live.engine.idle)
+    assert answer(live.send(HELLO))[0] == 200
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_body_without_end_is_cut_off(live):

@@ -77,7 +77,10 @@ class BoundedProtocol(H11Protocol):
             self.head_timer.cancel()
 
     def send_400_response(self, msg: str) -> None:
-        """Say what is wrong with a head, while the h11 error about it is being handled."""
+        """Say what is wrong with a head or a body, while the h11 error about it is being handled."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected, self.cycle.waiting_for_100_continue = True, False
+            self.cycle.message_event.set()  # whoever waits for the rest of the body learns that there is none
         error = sys.exc_info()[1]
         status = getattr(error, "error_status_hint", 400)
         status = status if status in BROKEN else 400
