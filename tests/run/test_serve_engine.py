@@ -192,6 +192,7 @@ def test_a_request_that_cannot_be_served_is_told_why(llama, prompt, limit, more,
 def test_iterations_are_recorded_with_the_requests_that_took_part(llama):
     one = served(llama[0], "block=4,kv_blocks=20")
     answers(one, [greedy(3, prompts()[0], 3)])
+    assert [record.running for record in one.records] == [1, 1, 1]
     assert [(record.tokens, record.requests) for record in one.records] == [
         (5, ((3, 5, 0, 1),)),
         (1, ((3, 1, 5, 1),)),

@@ -22,8 +22,8 @@ from meshwright.run.serve.tables import BlockCopy, BlockTables, HostKey
 from meshwright.serving.batching import Admit, Arrived, Batching, Computed, Evict, Iterate, Share, Withdrawn
 from meshwright.serving.engine_request import NewRequest
 
-#: Iterations whose records are kept.
-KEPT_ITERATIONS = 1 << 16
+#: Iterations, and answered requests, whose records are kept.
+KEPT = 1 << 16
 
 
 class Executor(Protocol):
@@ -56,13 +56,31 @@ class Drafter(Protocol):
 
 
 class IterationRecord(NamedTuple):
-    """An iteration as it was: seconds of the clock at its begin and end, tokens computed, and the requests whose tokens
-    those are, each with its new tokens, the computed ones before, and the tokens of its answer that came of it."""
+    """An iteration as it was: seconds since the engine's start at its begin and end, tokens computed, the requests
+    whose tokens those are, each with its new tokens, the computed ones before, and the tokens of its answer that came
+    of it; and who was ``running`` and ``waiting``, and the cache ``blocks`` held."""
 
     begin_s: float
     end_s: float
     tokens: int
     requests: tuple[tuple[int, int, int, int], ...]
+    running: int = 0
+    waiting: int = 0
+    blocks: int = 0
+
+
+class AnsweredRequest(NamedTuple):
+    """A request that was answered: its tokens, seconds since the engine's start when it came, was first computed, had
+    its first token and its last, how often it was preempted, and the tokens of its prompt found in the cache."""
+
+    prompt: int
+    output: int
+    arrival_s: float
+    scheduled_s: float
+    first_s: float
+    end_s: float
+    evicted: int
+    cached: int
 
 
 class _Part(NamedTuple):
@@ -101,7 +119,8 @@ class TorchEngine:
         self.iterate: Iterate | None = None
         self.outcome: Computed | None = None
         self.adapters: frozenset[int] = frozenset()
-        self.records: deque[IterationRecord] = deque(maxlen=KEPT_ITERATIONS)
+        self.records: deque[IterationRecord] = deque(maxlen=KEPT)
+        self.answered: deque[AnsweredRequest] = deque(maxlen=KEPT)
         self.totals = dict.fromkeys(EngineFigures.__struct_fields__, 0)
         self.began = clock()
 
@@ -114,7 +133,7 @@ class TorchEngine:
             self.pieces.append(Generated(number=asked.number, finish="error", error=wrong))
             return
         adapter = self.facts.adapters.index(asked.adapter) if asked.adapter else -1
-        self.sequences[asked.number] = ServedSequence(asked, self.facts.end_ids, adapter)
+        self.sequences[asked.number] = ServedSequence(asked, self.facts.end_ids, adapter, self._now())
         named = self.unit and asked.sampling.prompt_logprobs is None  # what is cached has no scores
         self.arrived[asked.number] = NewRequest(
             number=asked.number,
@@ -124,7 +143,7 @@ class TorchEngine:
             priority=asked.priority,
             adapter=adapter,
             program=asked.program,
-            deadline_s=self.clock() - self.began + asked.deadline_s if asked.deadline_s else 0.0,
+            deadline_s=self._now() + asked.deadline_s if asked.deadline_s else 0.0,
             hashes=chain(asked.prompt, self.unit, asked.adapter) if named else (),
         )
 
@@ -197,6 +216,10 @@ class TorchEngine:
             return f"no adapter {asked.adapter!r}; there are {', '.join(facts.adapters) or 'none'}"
         return ""
 
+    def _now(self) -> float:
+        """Return seconds since the engine's start."""
+        return self.clock() - self.began
+
     def _tell(self, event: Arrived | Computed | Withdrawn) -> None:
         """Tell the decider what happened, and have the block tables follow."""
         self.state, decisions = self.decider.decide(self.state, event)
@@ -205,7 +228,10 @@ class TorchEngine:
                 self.iterate = decision
             elif isinstance(decision, Evict):
                 self.totals["preempted"] += 1
+                if decision.number in self.sequences:
+                    self.sequences[decision.number].evicted += 1
             elif isinstance(decision, Admit) and (one := self.sequences.get(decision.number)):
+                one.scheduled_s = self._now() if one.scheduled_s < 0 else one.scheduled_s
                 if one.first:
                     one.cached = decision.cached
                     self.totals["cache_queries"] += one.prompt if self.unit else 0
@@ -243,7 +269,16 @@ class TorchEngine:
             self.tables.computed(share.number, share.past + share.new - share.drafted)
         self.totals["iterations"] += 1
         requests = tuple((p.share.number, p.share.new, p.share.past, made.get(p.share.number, 0)) for p in parts)
-        self.records.append(IterationRecord(begin - self.began, self.clock() - self.began, counted, requests))
+        end, state = self._now(), self.state
+        held = self.decider.limits.blocks - state.cache.free, len(state.running), len(state.waiting)
+        self.records.append(IterationRecord(begin - self.began, end, counted, requests, held[1], held[2], held[0]))
+        for part in parts:
+            one = part.sequence
+            if part.share.number in made and one.first_s < 0:
+                one.first_s = end
+            if part.share.number not in self.sequences:
+                times = one.arrival_s, one.scheduled_s, one.first_s, end
+                self.answered.append(AnsweredRequest(one.prompt, one.generated, *times, one.evicted, one.cached))
 
     def _packed(self, run: Iterate) -> tuple[PackedTokens, list[_Part]]:
         """Put the tokens of an iteration behind one another; requests that left since it was decided are left out."""

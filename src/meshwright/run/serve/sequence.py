@@ -13,16 +13,17 @@ class ServedSequence:
     """A request being answered: its ``tokens`` are those of the prompt and of the answer. ``ends`` are the tokens that
     end it. ``cached`` tokens of the prompt were found in the cache; ``first``: nothing of the answer is told yet.
     A draft model has the keys and values of ``drafted`` of its tokens; n-grams of the first ``looked`` are ``seen``,
-    with where each ended last."""
+    with where each ended last. Times are seconds since the engine's start, -1 where it is not so far."""
 
     __slots__ = (
-        *("adapter", "asked", "cached", "drafted", "ends", "first", "looked", "prompt", "prompt_scores", "seen"),
-        "tokens",
+        *("adapter", "arrival_s", "asked", "cached", "drafted", "ends", "evicted", "first", "first_s", "looked"),
+        *("prompt", "prompt_scores", "scheduled_s", "seen", "tokens"),
     )
 
-    def __init__(self, asked: Prompted, end_ids: Sequence[int], adapter: int = -1):
+    def __init__(self, asked: Prompted, end_ids: Sequence[int], adapter: int = -1, arrival_s: float = 0.0):
         self.asked, self.adapter = asked, adapter
         self.tokens, self.prompt = list(asked.prompt), len(asked.prompt)
+        self.arrival_s, self.scheduled_s, self.first_s, self.evicted = arrival_s, -1.0, -1.0, 0
         self.first, self.cached, self.drafted, self.looked = True, 0, 0, 0
         self.seen: dict[tuple[int, ...], int] = {}
         said = asked.sampling
