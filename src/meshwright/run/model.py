@@ -90,9 +90,9 @@ class BlockModule(nn.Module):
             with torch.enable_grad():
                 q, k, v = attention.projected(self.attention_norm(mine), some)
                 asked = [one.detach().requires_grad_() for one in (q, keys[:, :b], values[:, :b])]
-                mixed = self.after_attention(attention.of_portion(*asked, a, p))
+                mixed = self.after_attention(attention.of_portion(*asked, a, some))
                 y = mine + dropped(self.shared, mixed, some, 2 * self.layer + 1)
-                inner = self.after_mlp(self.mlp(self.mlp_norm(y)))
+                inner = self.after_mlp(self.mlp(self.mlp_norm(y), some))
                 y = y + dropped(self.shared, inner, some, 2 * self.layer + 2)
             torch.autograd.backward(y, grad[a:b])
             del y
