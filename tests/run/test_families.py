@@ -3,6 +3,7 @@ of weights, and the same under plans of several processes."""
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,11 @@ from safetensors.torch import load_file
 from meshwright.plan import parse
 from meshwright.run.data import Batch
 from meshwright.run.mesh import build
+from meshwright.run.published import published_tensors
 from meshwright.run.settings import Settings
 from meshwright.run.trainer import Trainer
 from meshwright.run.weights import load_weights, save_weights
+from meshwright.spec.matrices import num_matrices
 from meshwright.spec.model import from_config
 from meshwright.spec.workload import Train
 from tests.run import small_families
@@ -150,6 +153,9 @@ def test_parameters_are_as_many_as_transformers_has(name, reference):
         if (mlp := block.mlp) and getattr(mlp, "router_bias", False)
     )
     assert model.num_params == reference[1][name][1] + buffers  # the checkpoint holds what chooses experts too
+    shapes = published_tensors(model)
+    assert sum(len(shape) > 1 for shape in shapes.values()) == num_matrices(model)
+    assert sum(prod(shape) for shape in shapes.values()) == model.num_params
 
 
 @pytest.mark.parametrize("name", small_families.CONFIGS)

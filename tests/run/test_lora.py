@@ -34,11 +34,14 @@ MODEL = transformer(**DIMS)
 #: One key-value head that two ranks share; experts that stay as they are.
 SHARED = transformer(**(DIMS | {"kv_heads": 1, "name": "shared"}))
 EXPERTS = transformer(**(DIMS | {"experts": 4, "top_k": 2, "moe_ffn": 24, "name": "experts"}))
+#: Attention and MLP that enter and leave together.
+BESIDE = transformer(**(DIMS | {"parallel": True, "bias": True, "name": "beside"}))
 TUNED = "batch=4,seq=16,dtype=fp32,rank=4,targets=all,alpha=8"
 QUANTISED = TUNED.replace("fp32", "bf16")
 CASES = [
     *((MODEL, words, TUNED) for words in ("dp2 mb2 zero1", "dp2 mb1 zero2", "pp2 mb1 zb-h1", "cp2 mb2")),
     (SHARED, "tp2 sp mb2 full", TUNED),
+    (BESIDE, "tp2 mb2", TUNED),
     (EXPERTS, "dp2 mb2", TUNED.replace("all", "q+v+o")),
     *((MODEL, words, f"{TUNED},lora_dropout=0.2") for words in ("tp2 nosp mb2", "fsdp mb1")),
     (MODEL, "tp2 mb2 params=nf4", QUANTISED),

@@ -37,7 +37,7 @@ class ParallelBlock(nn.Module):
 
     def _forward(self, x: torch.Tensor, p: Pass) -> torch.Tensor:
         shared = self.shared
-        entered = [shared.whole(norm(x)) for norm in self.norms]
-        out = shared.leave(self.attention(entered[0], p) + self.mlp(entered[-1]))
+        entered = [shared.entered(norm(x)) for norm in self.norms]
+        out = shared.leave(self.attention(entered[0], p) + self.mlp(entered[-1], p))
         out = self.mlp.down.landed(self.attention.out.landed(out))
         return x + dropped(shared, out, p, 2 * self.layer + 1)

@@ -143,7 +143,9 @@ class Shared(NamedTuple):
         return x[self.tp.index * length : (self.tp.index + 1) * length]
 
     def entered(self, x: torch.Tensor) -> torch.Tensor:
-        """Hidden states inside a tensor-parallel region: whole on every rank."""
+        """Hidden states inside a tensor-parallel region: whole on every rank; their gradients are parts."""
+        if self.apart:
+            return x
         return gather_dim(x, self.tp, 0) if self.sp else copy_to(x, self.tp)
 
     def enter(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -152,10 +154,6 @@ class Shared(NamedTuple):
             return matmul(x, weight)
         keep = self.plan.memory.gathered == "kept"
         return column_parallel(x, weight, self.tp, sequence=self.sp, keep=keep, tiles=self.tiles)
-
-    def whole(self, x: torch.Tensor) -> torch.Tensor:
-        """Hidden states that enter a tensor-parallel region, for several products; their gradients are parts."""
-        return gather_dim(x, self.tp, 0) if self.sp else copy_to(x, self.tp)
 
     def leave(self, x: torch.Tensor) -> torch.Tensor:
         """Partial results out of a tensor-parallel region."""
@@ -218,6 +216,8 @@ class RowLinear(nn.Module):
         if self.shared.lora is not None:
             made = times(x, self.weight)
             made = made if self.adapters is None else self.adapters.add([made], x, p)[0]
+            if self.shared.apart:
+                return made
             return self.landed(self.shared.leave(made))
         if self.shared.apart:
             return matmul(x, self.weight)
