@@ -14,13 +14,20 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when its packages are: noth
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from meshwright.cli import main
+from meshwright.plan import parse as parse_plan
 from meshwright.run import data
 from meshwright.run.data import tokenizer
 from meshwright.run.lora.formats import FORMATS, quantise
+from meshwright.run.lora.peft import load_adapter, load_base, read_config
+from meshwright.run.mesh import alone
+from meshwright.run.settings import Settings
+from meshwright.run.trainer import Trainer
+from meshwright.spec.model import load
 from meshwright.spec.workload import parse
+from tests.run.small_families import CONFIGS
 
 #: What PEFT asks of a model of `transformers` by a name that is on its way out.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -179,6 +186,30 @@ def test_the_command_of_the_readme_is_a_fine_tune_of_two_processes_that_peft_and
     assert not torch.allclose(probe(tuned), probe(untouched(base)), rtol=0, atol=1e-3)
 
 
+@pytest.mark.parametrize(("family", "words"), [("gemma2", "q o gate down"), ("phi", "v o up"), ("olmo2", "k up")])
+def test_adapters_of_other_families_are_those_of_peft_at_their_places(family, words, tmp_path):
+    """One step's loss of adapters that PEFT drew; `transformers` computes norms in 32 bits."""
+    called = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj", "gate": "gate_proj", "up": "up_proj"}
+    called |= {"down": "down_proj"} | ({"o": "dense", "up": "fc1"} if family == "phi" else {})
+    torch.manual_seed(3)
+    base = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **CONFIGS[family])).double()
+    base.save_pretrained(tmp_path / "base")
+    targets = [called[word] for word in words.split()]
+    config = LoraConfig(r=3, lora_alpha=6, target_modules=targets, init_lora_weights=False, task_type="CAUSAL_LM")
+    theirs = get_peft_model(base, config)
+    theirs.save_pretrained(tmp_path / "start")
+    tokens = torch.randint(0, 99, (2, 17))
+    expected = torch.nn.functional.cross_entropy(theirs(tokens[:, :-1]).logits.flatten(0, 1), tokens[:, 1:].flatten())
+    model, plan = load(tmp_path / "base"), parse_plan("mb2").on(1)
+    train = parse(f"batch=2,seq=16,dtype=fp32,rank=3,alpha=6,targets={words.replace(' ', '+')}")
+    assert read_config(tmp_path / "start", model) == train.lora
+    ours, group = Trainer(model, plan, train, alone(), settings=Settings(precision="float64")), alone()["world"]
+    load_base(tmp_path / "base", ours.base, model, group)
+    load_adapter(tmp_path / "start", ours.pieces(), model, group, "")
+    ours.set_step(0)
+    assert ours.step(data.Batch(tokens, None)).loss == pytest.approx(expected.item(), rel=1e-7)
+
+
 def losses(folder):
     return [line["loss"] for line in metrics(folder)]
 
@@ -285,6 +316,9 @@ def test_adapters_of_another_base_are_refused_by_what_they_are_of(base, start, c
     assert code == "H009" and "other weights" in said
     ((code, said),) = refused(capfd, base, "--resume", "--out", "ours", train=TRAIN.replace("rank=4", "rank=2"), **one)
     assert code == "H009" and "rank=4" in said and "rank=2" in said
+    words = {"train": TRAIN.replace("fp32", "bf16"), "plan": "dp1 mb4 params=nf4", "on": "1xh100"}
+    ((code, said),) = refused(capfd, base, "--resume", "--out", "ours", **words)
+    assert code == "H009" and "stored as it is, and this run's is as nf4" in said
     bent = tmp_path / "bent"
     shutil.copytree(start, bent)
     factors = load_file(start / "adapter_model.safetensors")

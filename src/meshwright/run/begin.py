@@ -104,14 +104,18 @@ def same_adapters(about: AdapterRecord | None, out: str, place: ProcessMesh) -> 
             why = "it holds adapters, and this run trains all weights" if before else "it holds a whole model"
         elif before is not None and before.digest != about.digest:
             why = "its adapters were trained over other weights"
-        elif before is not None and (before.lora.rank, set(before.lora.targets)) != (
-            about.lora.rank,
-            set(about.lora.targets),
-        ):
+        elif before is not None and _function(before) != _function(about):
             why = f"its adapters are {before.lora.text()}, and this run's {about.lora.text()}"
+        elif before is not None and before.stored != about.stored:
+            why = f"its base was stored as {before.stored or 'it is'}, and this run's is as {about.stored or 'it is'}"
         if why:
             help = "say the workload and the --weights that it was begun with, or begin in another --out"
             raise MeshwrightError.one("H009", f"cannot go on: {why}", place=f"--resume {out}", help=help)
     except MeshwrightError as error:
         wrong = error.diagnostics
     agree(place["world"], wrong, place.device)
+
+
+def _function(record: AdapterRecord) -> tuple[int, float, set[str]]:
+    """Return the words of adapters that say what they compute."""
+    return record.lora.rank, record.lora.scale, set(record.lora.targets)
