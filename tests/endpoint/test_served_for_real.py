@@ -63,7 +63,7 @@ def engine_of(process):
 
 def test_the_client_s_texts_are_what_transformers_generates_though_the_engine_is_killed(server, folder):
     process, client = server
-    count = 100
+    count = 64
     expected = [generated(folder, prompt, count) for prompt in PROMPTS]
     same = {"model": "llama", "max_tokens": count, "temperature": 0}
     together = client.completions.create(prompt=list(PROMPTS), **same)
