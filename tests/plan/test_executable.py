@@ -135,6 +135,7 @@ def test_what_a_configuration_asks_for_beyond_its_family_is_refused(config, said
     [
         ("cp2", from_config(DEEPSEEK, name="small"), "cp2 of latent attention"),
         ("tp2 overlap=tp", load("phi-2"), "overlap=tp of blocks in parallel"),
+        ("full recompute_portions=2", load("phi-2"), "layers in portions of blocks in parallel"),
         (
             "tp2 nosp overlap=tp:domino",
             from_config(PHI3 | {"model_type": "olmo2"}, name="small"),

@@ -167,10 +167,14 @@ def _inside(plan: Plan, model: Model) -> Iterator[Diagnostic]:
     if layout.cp > 1 and any(a.kv_lora_rank for a in attentions):
         message = f"cp{layout.cp} of latent attention, whose latents travel, is priced and not run"
         yield _bad("P033", message, f"layout.cp = {layout.cp}", "say cp1")
+    beside = any(getattr(block, "parallel", False) for block in model.blocks)
+    if plan.memory.portions > 1 and beside:
+        message = "layers in portions of blocks in parallel are priced and not run"
+        yield _bad("P033", message, f"memory.portions = {plan.memory.portions}", "leave the portions out")
     if not plan.overlap.tp or layout.tp == 1:
         return
     place, help = f"overlap.tp = {plan.overlap.tp}", "leave tp out of overlap="
-    if any(getattr(block, "parallel", False) for block in model.blocks):
+    if beside:
         yield _bad("P033", "overlap=tp of blocks in parallel is priced and not run", place, help)
     if plan.overlap.how and any(a.normed_over_all for a in attentions):
         message = f"overlap=tp:{plan.overlap.how} beside norms over the heads of all ranks is priced and not run"
