@@ -3,7 +3,9 @@ by token under every policy and with every feature that claims to be exact, and 
 
 from __future__ import annotations
 
+import resource
 import warnings
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -179,6 +181,8 @@ def test_whoever_cancels_frees_the_blocks_and_others_are_answered_alike(llama):
         ((), 1, {}, "a token of prompt at least"),
         ((1,), 0, {}, "may generate one at least"),
         ((1,), 1, {"adapter": "x"}, "no adapter 'x'; there are none"),
+        ((1,), 1, {"sampling": Sampling(stop_ids=(97,), min_tokens=1)}, "stop token 97 is not among the 97"),
+        ((1,), 1, {"sampling": Sampling(logprobs=21)}, "logprobs is 21, and an engine tells 0 to 20"),
     ],
 )
 def test_a_request_that_cannot_be_served_is_told_why(llama, prompt, limit, more, said):
@@ -345,3 +349,14 @@ def test_adapters_that_cannot_be_served_are_refused(llama, adapters, tmp_path):
     (tmp_path / "a" / "adapter_config.json").write_text((paths["one"] / "adapter_config.json").read_text())
     with pytest.raises(MeshwrightError, match="cannot read adapters"):
         engine(folder, dtype="float64", adapters={"x": tmp_path / "a"}, words=parse("kv_blocks=9"))
+
+
+def test_a_large_cache_takes_memory_as_its_blocks_are_used(llama):
+    def resident():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    before = resident()
+    one = served(llama[0], "block=16,kv_blocks=400000")  # 400,000 blocks of 16 tokens of 512 bytes: 3.3 GB
+    answers(one, [greedy(0, prompts()[0], 5)])
+    assert one.executor.layers.token_bytes * 16 * 400_000 > 3e9
+    assert resident() - before < 3e8

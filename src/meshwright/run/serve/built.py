@@ -163,7 +163,7 @@ def engine_on(
         vocabulary=layers.model.vocab,
         room=max(0, blocks - spare) * words.block,
         block=words.block,
-        end_ids=end_ids(folder),
+        end_ids=tuple(token for token in end_ids(folder) if token < layers.model.vocab),
         adapters=adapters,
     )
     return TorchEngine(decider, executor, facts, drafter=drafter)

@@ -212,6 +212,14 @@ class TorchEngine:
             return f"prompt and answer are {length:,} tokens, and the model's context {facts.context:,}"
         if length > facts.room:
             return f"prompt and answer are {length:,} tokens, and the cache has room for {facts.room:,}"
+        said = asked.sampling
+        bad = next((token for token in said.stop_ids if not 0 <= token < facts.vocabulary), None)
+        if bad is not None:
+            return f"stop token {bad} is not among the {facts.vocabulary:,} of the vocabulary"
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(said, name)
+            if count is not None and not 0 <= count <= facts.most_logprobs:
+                return f"{name} is {count}, and an engine tells 0 to {facts.most_logprobs}"
         if asked.adapter and asked.adapter not in facts.adapters:
             return f"no adapter {asked.adapter!r}; there are {', '.join(facts.adapters) or 'none'}"
         return ""

@@ -8,6 +8,7 @@ of equal length under a mask; and those that compute several attend one by one. 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -52,7 +53,7 @@ class KvBlocks:
         for module in modules:
             heads, width, value_width = kv_shape(module)
             for kept, d in ((self.keys, width), (self.values, value_width)):
-                kept.append(torch.zeros((blocks, block, heads, d), dtype=dtype, device=device))
+                kept.append(_zeros((blocks, block, heads, d), dtype, device))
         self.host: dict[HostKey, list[torch.Tensor]] = {}
 
     def copy(self, copies: Iterable[BlockCopy], dropped: Iterable[HostKey] = ()) -> None:
@@ -216,3 +217,11 @@ def kv_shape(module: HeadsCore) -> tuple[int, int, int]:
     spec, size = module.spec, module.shared.tp.size
     heads = spec.heads if spec.kv_lora_rank else spec.kv_heads
     return max(1, heads // size), spec.head_dim, spec.v_head_dim
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros; on a processor of memory that the system gives page by page, when a block is first written."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape)
