@@ -73,7 +73,7 @@ def test_probes_find_the_limits_of_a_server(fitted):
     # it computes a prompt at a time, before anybody's next token, for four requests, and keeps what they share
     assert (server.policy, server.budget, server.max_batch, server.reached) == ("vllm-v0", 1, 4, 4)
     assert (server.prefix_cache, server.slots, server.kv_tokens) == (True, 0, 0)
-    assert set(fitted.left_out) == {"prefix", "ladder", "room", "mix", "random"}
+    assert set(fitted.left_out) == {"prefix", "ladder", "room", "mix", "random", "again"}
     assert "4 at a time, prefixes kept" in report(fitted)[0]
 
 
@@ -86,6 +86,16 @@ def test_the_profile_answers_for_traffic_that_it_never_saw(probed, fitted, numbe
         m, p = getattr(measured, name), getattr(predicted, name)
         assert p.mean == pytest.approx(m.mean, rel=0.1) and p.p90 == pytest.approx(m.p90, rel=0.15), name
         assert p.mean_interval[0] <= p.mean <= p.mean_interval[1]
+
+
+def test_a_server_whose_pace_changes_is_said_to(probed, fitted):
+    assert fitted.drift == pytest.approx(0.0, abs=1e-4)
+    slower = [
+        p._replace(ttft=p.ttft * 1.5, tpot=p.tpot * 1.5, e2e=p.e2e * 1.5) if p.name == "again" else p for p in probed[0]
+    ]
+    found = fit_server([p for p in slower if p.name in ("single", "again")], model="tiny", url="x", name="x")
+    assert found.drift == pytest.approx(0.5, abs=1e-3)
+    assert any("took +50% at the end" in line for line in report(found))
 
 
 def test_a_server_that_forgets_prefixes_is_found_to(probed):
@@ -155,6 +165,21 @@ def test_a_part_of_a_prompt_takes_what_the_whole_takes_more_than_the_part_before
     replica = server_replica(fitted.profile, parse("rate=1,prompt=200,output=4,requests=3").drawn())
     whole = replica.costs.prefilling(1, 200, 0.0)
     assert replica.costs.prefilling(1, 150, 0.0) + replica.costs.prefilling(1, 50, 150.0) == pytest.approx(whole)
+
+
+def test_the_command_probes_a_server_and_keeps_its_profile(tmp_path, capsys):
+    path = str(tmp_path / "mine.toml")
+
+    async def work():
+        server = Engine(prompt_s=0.001, prompt_token_s=0.00002, step_s=0.001, sequence_s=0.0001)
+        async with serving(app(server), server) as url:
+            words = ["calibrate", "--server", url, "--save", path, "--seconds", "10", "--longest", "64"]
+            return await asyncio.to_thread(main, words)
+
+    assert asyncio.run(work()) == 0
+    shown = capsys.readouterr().out
+    assert "tiny: policy" in shown and "left out: TTFT, TPOT" in shown
+    assert load(path).name == "mine" and load(path).server.url.startswith("http://127.0.0.1:")
 
 
 @pytest.mark.parametrize(

@@ -78,14 +78,14 @@ class Engine:
                 self.running.remove(one)
 
     def _cached(self, prompt: str) -> int:
-        """Tokens in whole blocks of 16 that an earlier prompt began with."""
+        """Tokens in whole blocks of 16 that an earlier prompt began with, the first token with them."""
         if not self.prefixes:
             return 0
-        found = 0
-        for end in range(16, len(prompt), 16):
-            if prompt[:end] in self.known:
+        found, tokens = 0, "^" * FIRST + prompt
+        for end in range(16, len(tokens), 16):
+            if tokens[:end] in self.known:
                 found = end
-            self.known.add(prompt[:end])
+            self.known.add(tokens[:end])
         return found
 
 

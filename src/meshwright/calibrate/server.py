@@ -55,6 +55,8 @@ BETTER = 0.05
 FULL = 0.8
 #: Requests at a time of a server that took all that probes asked for.
 UNKNOWN = 256
+#: The share by which a server's pace may change while it is probed without being said.
+DRIFT = 0.1
 #: Requests that have to be answered.
 FEWEST = 12
 #: The normal distribution's central 80% lies within so many standard deviations.
@@ -63,11 +65,13 @@ NORMAL_80 = 1.2816
 
 class ServerFit(msgspec.Struct, frozen=True, kw_only=True):
     """A fitted profile, and by kind of probe the requests and the mean relative errors (predicted over measured, less
-    one) of mean times to the first token and per token, in sample and ``left_out``."""
+    one) of mean times to the first token and per token, in sample and ``left_out``. ``drift`` is by how much longer
+    the same requests took at the end of the probes than at their beginning, as a share."""
 
     profile: EngineProfile
     in_sample: dict[str, ProbeError]
     left_out: dict[str, ProbeError]
+    drift: float = 0.0
 
 
 class ProbeError(NamedTuple):
@@ -143,7 +147,20 @@ def fit_server(
         ),
         in_sample=in_sample,
         left_out=left_out,
+        drift=_drift(probes),
     )
+
+
+def _drift(probes: list[MadeProbe]) -> float:
+    """Return by how much longer requests took when they were made again, in the median; 0 where none were."""
+    first, last = (next((p for p in probes if p.name == name), None) for name in ("single", "again"))
+    if first is None or last is None:
+        return 0.0
+    ratios = []
+    for number, length in enumerate(last.requests.prompt):
+        same = (first.requests.prompt == length) & (first.requests.output == last.requests.output[number])
+        ratios += [last.e2e[number] / np.median(first.e2e[same])] if same.any() else []
+    return float(np.median(ratios) - 1) if ratios else 0.0
 
 
 def _kind(probe: MadeProbe) -> str:
@@ -212,7 +229,8 @@ def _logs(probe: MadeProbe, server: _Server, values: np.ndarray) -> np.ndarray:
 
 def _loss(probes: list[MadeProbe], server: _Server, values: np.ndarray) -> float:
     """Mean absolute logarithm of predicted over measured, each kind of probe as much as another; and that of the means
-    of each probe, which single requests' scatter leaves alone."""
+    of each probe, which single requests' scatter leaves alone. An error x counts as x / (1 + x): a probe during which
+    the server stood still pulls no more than one that is off by some times."""
     by_kind: dict[str, list[float]] = {}
     for probe in probes:
         profile = profile_of(server, values)
@@ -221,8 +239,8 @@ def _loss(probes: list[MadeProbe], server: _Server, values: np.ndarray) -> float
             if not known.any():
                 continue
             p, m = np.maximum(predicted[known], 1e-7), np.maximum(measured[known], 1e-7)
-            each, whole = float(np.abs(np.log(p / m)).mean()), abs(float(np.log(p.mean() / m.mean())))
-            by_kind.setdefault(_kind(probe), []).append(each + whole)
+            each, whole = np.abs(np.log(p / m)), abs(float(np.log(p.mean() / m.mean())))
+            by_kind.setdefault(_kind(probe), []).append(float((each / (1 + each)).mean()) + whole / (1 + whole))
     return float(np.mean([np.mean(found) for found in by_kind.values()]))
 
 
@@ -292,12 +310,16 @@ def _policy(
 
 def _prefixes(probes: list[MadeProbe], server: _Server, values: np.ndarray) -> _Server:
     """Return how common prefixes are kept, as the probe of them comes out best; what the server says it had goes before
-    what its times say."""
+    what its times say. Times are compared among themselves, so that it does not matter whether the server was slower
+    while this probe was made than while the others were."""
     probe = next(p for p in probes if p.name == "prefix")
     tried = PREFIXES
     if (probe.cached >= 0).any():
         tried = PREFIXES[1:] if probe.cached.max() >= 16 else PREFIXES[:1]
-    found = [(_loss([probe], server._replace(prefix=kept, slots=slots), values), kept, slots) for kept, slots in tried]
+    found = []
+    for kept, slots in tried:
+        logs = _logs(probe, server._replace(prefix=kept, slots=slots), values)[:, 0]
+        found.append((float(np.abs(logs - np.median(logs)).mean()), kept, slots))
     least = min(loss for loss, _, _ in found)
     return next(server._replace(prefix=k, slots=s) for loss, k, s in found if loss <= least * (1 + BETTER))
 
@@ -388,6 +410,11 @@ def report(fit: ServerFit) -> list[str]:
         out = fit.left_out.get(kind)
         apart = "-" if out is None else f"{_apart(out.ttft_s):+.1%} {_apart(out.tpot_s):+.1%}"
         lines.append(f"{kind:10s}{one.requests:9d}{_pair(one.ttft_s):>29s}{_pair(one.tpot_s):>29s}{apart:>25s}")
+    if abs(fit.drift) > DRIFT:
+        lines.append(
+            f"! the same requests took {fit.drift:+.0%} at the end of the probes: the server's pace changes, as where "
+            f"other work shares its machine, and a prediction is no better than that"
+        )
     return lines
 
 

@@ -2,7 +2,8 @@
 
 Single requests over lengths tell what a prompt and a next token take, a ladder of simultaneous ones how many are
 computed at a time and what another sequence adds, prompts that come while others are answered how the two mix, repeated
-beginnings whether prefixes are kept, and random traffic what all of it comes to.
+beginnings whether prefixes are kept, and random traffic what all of it comes to. Some of the first ones are made again
+at the end, as a server that something else runs beside changes its pace.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ class Prober:
         await self._room(each)
         await self._mix(alone)
         await self._random(each)
+        await self._probe("again", _loop([lengths[1], lengths[-1]] * 2, [12] * 4))
         return self.made
 
     async def _ladder(self, each_s: float) -> None:
@@ -122,7 +124,7 @@ class Prober:
         best, rng = max([*rates, 1 / (2 * each_s)]), np.random.default_rng(0)
         for share in (0.5, 0.75):
             count = int(min(60, max(12, self.left_s / 3 * share * best)))
-            if self.left_s < count / (share * best):
+            if self.left_s - 10 * each_s < count / (share * best):
                 break
             gaps = rng.exponential(1 / (share * best), count)
             prompt = np.geomspace(UNIT, self.longest, 16).astype(np.int64)[rng.integers(0, 13, count)]
