@@ -159,9 +159,9 @@ class Inside:
 
 
 def build(spec: EngineSpec) -> FakeEngine:
-    """Build the engine of a process: ``spec.serve`` says its seconds an iteration; "wrong" cannot be built."""
-    if spec.serve == "wrong":
-        raise MeshwrightError.one("L005", "this engine cannot be", place="--serve wrong", help="say another")
+    """Build the engine of a process: ``spec.serve`` says its seconds an iteration; that of Orca cannot be built."""
+    if spec.serve == "policy=orca":
+        raise MeshwrightError.one("L005", "this engine cannot be", place="--serve policy=orca", help="say another")
     return FakeEngine(step_s=float(spec.serve or 0))
 
 

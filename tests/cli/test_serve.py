@@ -1,11 +1,14 @@
 """``meshwright serve``: everything that is wrong is said at once, before any engine is built."""
 
 import json
+from functools import partial
 
 import pytest
 from fuzz.fake_model import write_tokenizer
 
 from meshwright.cli import main, needs, serve
+from meshwright.endpoint import supervisor
+from meshwright.endpoint.supervisor import EngineProcess
 from meshwright.errors import MeshwrightError
 from tests.cli.tiny import tiny
 
@@ -70,6 +73,16 @@ def test_without_a_tokenizer_or_the_extra_it_says_what_is_missing(folder, capsys
     monkeypatch.setattr(needs, "find_spec", lambda name: None)
     assert main(["serve", str(folder)]) == 2
     assert 'pip install "meshwright[serve]"' in capsys.readouterr().err
+
+
+def test_an_engine_that_cannot_be_built_is_an_error_with_its_reason(folder, capsys, monkeypatch, request):
+    monkeypatch.chdir(request.config.rootpath)  # the process imports the fake engine from there
+    monkeypatch.setattr(supervisor, "EngineProcess", partial(EngineProcess, module="fuzz.fake_engine"))
+    assert main(["serve", str(folder), "--port", "0", "--serve", "policy=orca"]) == 2
+    said = capsys.readouterr()
+    assert "error[L005]: this engine cannot be" in said.err and said.out == ""
+    assert main(["serve", str(folder), "--port", "0", "--serve", "policy=static"]) == 2  # dies on that
+    assert "error[L007]" in capsys.readouterr().err
 
 
 def test_a_taken_port_is_an_error_before_an_engine_is_built(folder, capsys):

@@ -95,7 +95,7 @@ def test_a_process_that_says_nothing_is_replaced(monkeypatch):
 def test_an_engine_that_cannot_be_built_is_the_user_s_error():
     async def check():
         with pytest.raises(MeshwrightError) as wrong:
-            await opened(serve="wrong")
+            await opened(serve="policy=orca")
         assert [d.code for d in wrong.value.diagnostics] == ["L005"] and wrong.value.diagnostics[0].help
         with pytest.raises(MeshwrightError) as died:
             await opened(serve="no number")

@@ -90,7 +90,8 @@ def run(argv: list[str]) -> int:
             print(f"{url}v1   {served.names[0]}   (Ctrl-C ends it)", flush=True)
 
     server = listener(app, ready, note)
-    server.run(sockets=[made])
+    with made:
+        server.run(sockets=[made])
     if server.abandoned:
         return INTERRUPTED
     if isinstance(app.failed, MeshwrightError):

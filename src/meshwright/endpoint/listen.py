@@ -118,7 +118,10 @@ class Listener(uvicorn.Server):
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
-        await super().startup(sockets)
+        try:
+            await super().startup(sockets)
+        except SystemExit:  # uvicorn's way to say that the application did not start: ``App.failed`` says why
+            self.should_exit = True
         if not self.should_exit:
             self._ready()
 
