@@ -23,7 +23,7 @@ from meshwright.serving.batching import Admit, Arrived, Batching, Computed, Evic
 from meshwright.serving.engine_request import NewRequest
 
 #: Iterations, and answered requests, whose records are kept.
-KEPT = 1 << 16
+KEPT = 1 << 13
 
 
 class Executor(Protocol):
