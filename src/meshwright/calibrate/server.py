@@ -49,7 +49,7 @@ POLICIES = (
 )
 #: How prefixes may be kept: not at all, of the last request alone, as long as there is room.
 PREFIXES = ((False, 0), (True, 1), (True, 0))
-#: The least by which a policy has to explain probes better than a simpler one, as a share of the error.
+#: The least by which a way of keeping prefixes has to be better than a simpler one, as a share of the error.
 BETTER = 0.05
 #: The share of the expected requests at a time below which a cache is full.
 FULL = 0.8
@@ -288,8 +288,8 @@ def _line(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
 def _policy(
     probes: list[MadeProbe], base: _Server, start: _Start, say: Callable[[str], None]
 ) -> tuple[_Server, _Start]:
-    """Return the policy under which probes come out best, and its terms; a simpler one (earlier in the list) where it
-    is about as good."""
+    """Return the policy under which probes come out best, and its terms; the earlier one in the list of two
+    that are the same to these probes."""
     best: tuple[float, _Server, _Start] | None = None
     longest = max(int(p.requests.prompt.max()) for p in probes)
     seen = set()
@@ -302,7 +302,7 @@ def _policy(
         values = _fitted(probes, tried, start, sweeps=6)
         loss = _loss(probes, tried, values.values)
         say(f"policy {policy}{f', budget {budget}' if budget else ''}: error {loss / 2:.1%}")
-        if best is None or loss < best[0] * (1 - BETTER):
+        if best is None or loss < best[0] - 1e-9:
             best = (loss, tried, values)
     assert best is not None
     return best[1], best[2]
