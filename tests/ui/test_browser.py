@@ -6,7 +6,7 @@ import threading
 import pytest
 import uvicorn
 
-from meshwright.ui import serve
+from meshwright.endpoint import hosts
 from meshwright.ui.server import build
 from tests.ui import browser
 from tests.ui.local import QUESTION, Local
@@ -20,11 +20,11 @@ SETTLED = f"{VERDICT} && document.querySelector('[data-panel=time] .waterfall')"
 @pytest.fixture(scope="module")
 def url():
     """The page, served by this process on a free port."""
-    made = serve.bind("127.0.0.1", 0)
+    made = hosts.bind("127.0.0.1", 0, 0)
     server = uvicorn.Server(uvicorn.Config(build(Local(), QUESTION, "127.0.0.1"), log_level="error", access_log=False))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[made])), daemon=True)
     thread.start()
-    yield serve.address(made, "127.0.0.1")
+    yield hosts.address(made, "127.0.0.1")
     server.should_exit = True
     thread.join(10)
     made.close()

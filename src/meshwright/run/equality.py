@@ -79,7 +79,7 @@ def _compare(world: World, cases: tuple[EqualityCase, ...]) -> list[dict[str, An
     known: dict[tuple, _Seen] = {}
     out = []
     for case in cases:
-        key = (case.model.name, case.train.text(), case.steps, case.plan.precision.params)
+        key = (case.model.name, case.train.text(), case.steps, _stored(case))
         if key not in known:
             whole = msgspec.structs.replace(case, plan=_alone(case))
             known[key] = _trained(whole, mesh.alone(device=world.device))
@@ -94,8 +94,13 @@ def _alone(case: EqualityCase) -> Plan:
     return msgspec.structs.replace(
         plan,
         pipeline=msgspec.structs.replace(plan.pipeline, microbatch=case.train.global_batch),
-        precision=msgspec.structs.replace(plan.precision, params=case.plan.precision.params),
+        precision=msgspec.structs.replace(plan.precision, params=_stored(case)),
     )
+
+
+def _stored(case: EqualityCase) -> str:
+    """How a frozen base is stored; pools have none."""
+    return (Plan() if case.plan.several else case.plan).precision.params
 
 
 def _trained(case: EqualityCase, place: mesh.ProcessMesh) -> _Seen:
