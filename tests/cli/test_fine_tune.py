@@ -288,6 +288,24 @@ def test_every_wrong_word_of_a_fine_tune_is_one_error_before_anything_is_written
     says("H009", "rank=4", "--adapter", str(start), train=TRAIN.replace("rank=4", "rank=8"))
     says("H009", "use_dora is not trained here", "--adapter", str(changed(start, tmp_path / "dora", use_dora=True)))
     says("H009", "has no qkv", "--adapter", str(changed(start, tmp_path / "qkv", target_modules=["qkv"])))
+    for number, (part, value) in enumerate(
+        [
+            ("r=8.5 is not", {"r": 8.5}),
+            ("r=inf is not", {"r": float("inf")}),
+            ("lora_alpha=0 is not a number above 0", {"lora_alpha": 0}),
+            ("lora_alpha=-16 is not", {"lora_alpha": -16}),
+            ("lora_alpha=nan is not", {"lora_alpha": float("nan")}),
+            ("lora_dropout='x' is not", {"lora_dropout": "x"}),
+            ("lora_dropout=1.5 is not", {"lora_dropout": 1.5}),
+            ("target_modules is not", {"target_modules": [{"a": 1}]}),
+            ("target_modules is not", {"target_modules": []}),
+            ("init_lora_weights=pissa is not trained here", {"init_lora_weights": "pissa"}),
+        ]
+    ):
+        says("H009", part, "--adapter", str(changed(start, tmp_path / f"wrong{number}", **value)))
+    deep = changed(start, tmp_path / "deep")
+    (deep / "adapter_config.json").write_text("[" * 100_000)
+    says("H009", "RecursionError", "--adapter", str(deep))
     says("P033", "int4 has a scale for 128 weights", train=TRAIN.replace("fp32", "bf16"), plan="dp2 mb2 params=int4")
     says(
         "P033",

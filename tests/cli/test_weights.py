@@ -78,6 +78,8 @@ def test_what_cannot_be_is_refused_all_at_once(tmp_path, monkeypatch, capfd):
     assert main(["weights", "--dtype", "int3", "--model", "llama9"]) == 2
     found = errors(capfd)
     assert [code for code, _ in found] == ["X004", "X004", "L005", "M006"]
+    assert main(["weights", "nowhere", "--to", "out", "--nope", "3"]) == 2
+    assert [code for code, _ in errors(capfd)] == ["X003"]
     assert main(["weights", "nowhere", "--to", "out"]) == 2
     assert errors(capfd) == [("H001", "no folder nowhere")]
     assert not (tmp_path / "out").exists()

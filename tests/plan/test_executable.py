@@ -110,6 +110,9 @@ PHI3 = {
 }
 
 
+GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 128}
+
+
 @pytest.mark.parametrize(
     ("config", "said"),
     [
@@ -123,6 +126,10 @@ PHI3 = {
         (PHI3 | {"rope_scaling": {"type": "longrope", "factor": 4.0}}, "its rotary scaling 'longrope' is not one of"),
         (PHI3 | {"model_type": "phi", "qk_layernorm": True}, "LayerNorm (qk_layernorm)"),
         (PHI3 | {"model_type": "gemma2", "use_bidirectional_attention": True}, "its tokens see later ones"),
+        (PHI3 | {"model_type": "llama", "partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+        (PHI3 | {"model_type": "gemma3_text", "attn_logit_softcapping": 30.0}, "(attn_logit_softcapping)"),
+        (GPT2 | {"scale_attn_weights": False}, "(scale_attn_weights)"),
+        (GPT2 | {"scale_attn_by_inverse_layer_idx": True}, "(scale_attn_by_inverse_layer_idx)"),
     ],
 )
 def test_what_a_configuration_asks_for_beyond_its_family_is_refused(config, said):

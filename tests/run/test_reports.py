@@ -77,11 +77,14 @@ def test_a_function_that_fails_ends_the_run_with_what_was_trained_saved_and_says
         ("broken:step", "ZeroDivisionError"),
         ("broken_not:step", "has no attribute 'step'"),
         ("broken_not:value", "is no function"),
+        ("broken_not:later", "later of broken_not is asynchronous"),
+        ("leaves:step", "SystemExit: 5"),
     ],
 )
 def test_a_function_that_is_not_there_is_one_error(name, said, tmp_path):
     (tmp_path / "broken.py").write_text("1 / 0\n")
-    (tmp_path / "broken_not.py").write_text("value = 3\n")
+    (tmp_path / "broken_not.py").write_text("value = 3\nasync def later(report): pass\n")
+    (tmp_path / "leaves.py").write_text("raise SystemExit(5)\n")
     with pytest.raises(MeshwrightError, match="L008") as caught:
         callback(name)
     assert said in caught.value.diagnostics[0].message

@@ -62,7 +62,7 @@ def run(argv: list[str]) -> int:
                 help=nearest(given.dtype, list(DTYPES)),
             )
         )
-    if given.format not in FORMATS:
+    if given.format not in ("", *FORMATS):  # "" where the options themselves could not be read
         message, help = f"--format {given.format} cannot be", nearest(given.format, list(FORMATS))
         wrong.append(Diagnostic(code="L005", message=message, place="meshwright weights", help=help))
     wrong += _contradictions(given)

@@ -8,6 +8,7 @@ what was trained is saved first.
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 import traceback
 from collections.abc import Callable
@@ -158,11 +159,14 @@ def callback(name: str) -> Told:
         sys.path.insert(0, here)
     try:
         found = getattr(importlib.import_module(module), function)
-    except Exception as error:  # whatever the user's module raises when it loads
+    except (Exception, SystemExit) as error:  # whatever the user's module raises when it loads
         why = f"{type(error).__name__}: {error}"
         raise MeshwrightError.one("L008", f"the callback does not load: {why}", place=place, help=help) from None
     if not callable(found):
         raise MeshwrightError.one("L008", f"{function} of {module} is no function", place=place, help=help)
+    if inspect.iscoroutinefunction(found):
+        help = "write def in place of async def: it is called behind each step, and nothing awaits what it returns"
+        raise MeshwrightError.one("L008", f"{function} of {module} is asynchronous", place=place, help=help)
     return found
 
 
@@ -180,7 +184,7 @@ class StepHook:
             return
         try:
             self.stops = bool(self.function(report)) or self.stops
-        except Exception as error:  # anything that the user's code raises
+        except (Exception, SystemExit) as error:  # anything that the user's code raises
             last = traceback.extract_tb(error.__traceback__)[-1]
             message = f"the callback failed after step {report.step}: {type(error).__name__}: {error}"
             help = "what was trained is saved where --out is given: mend the function, and --resume"

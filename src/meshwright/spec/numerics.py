@@ -35,6 +35,8 @@ _GEMMA = ("gemma", "gemma2", "gemma3")
 #: Families whose layers that slide rotate by another base, or without the scaling: that base, 0 for the others' own.
 _LOCAL = {"gemma3": 10_000.0, "olmo3": 0.0}
 _DEEPSEEK = ("deepseek_v2", "deepseek_v3", "kimi_k2")
+#: Families whose attention rotates a share of a head where the configuration states one.
+_PARTIAL = ("phi", "phi3")
 
 
 class Numerics(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,6 +206,17 @@ def _refused(config: Mapping[str, Any], family: str) -> Iterator[str]:
     """Yield what a configuration asks for beyond what its family's modules compute."""
     if config.get("use_bidirectional_attention"):
         yield "its tokens see later ones (use_bidirectional_attention)"
+    rope = config.get("rope_parameters") or config.get("rope_scaling")
+    rope = rope if isinstance(rope, Mapping) else {}
+    share = _number(rope, "partial_rotary_factor", _number(config, "partial_rotary_factor", 1.0))
+    if share != 1 and family not in _PARTIAL:
+        yield f"it rotates a share of a head (partial_rotary_factor={share:g}), which its family's attention does not"
+    if family == "gpt2" and config.get("scale_attn_weights") is False:
+        yield "its scores are not scaled (scale_attn_weights)"
+    if family == "gpt2" and config.get("scale_attn_by_inverse_layer_idx"):
+        yield "its scores are divided by the layer's number (scale_attn_by_inverse_layer_idx)"
+    if family == "gemma3" and config.get("attn_logit_softcapping"):
+        yield "its scores are capped (attn_logit_softcapping), which Gemma 3's never are"
     if family == "phi" and config.get("qk_layernorm"):
         yield "it normalises queries and keys by LayerNorm (qk_layernorm)"
     if family == "deepseek_v2" and config.get("topk_method", "greedy") not in ("greedy", "group_limited_greedy"):

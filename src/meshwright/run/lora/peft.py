@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -44,6 +45,8 @@ OTHER_WAYS = (
     *("layers_to_transform", "exclude_modules", "target_parameters", "layer_replication", "trainable_token_indices"),
     *("alora_invocation_tokens", "kasa_config", "arrow_config"),
 )
+#: Ways to begin adapters, beside the usual one, that leave the base as it was published (PiSSA and OLoRA do not).
+BASE_KEPT = (None, "gaussian", "eva", "orthogonal")
 #: Files of a published model that are not its weights, and go with them where they go.
 BESIDE = ("*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt")
 
@@ -93,23 +96,39 @@ def read_config(folder: str | Path, model: Model) -> Lora:
     file = Path(folder) / CONFIG
     try:
         said = json.loads(file.read_text(encoding="utf-8"))
-        rank, alpha, modules = int(said["r"]), float(said["lora_alpha"]), said["target_modules"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        rank, alpha, modules = said["r"], said["lora_alpha"], said["target_modules"]
+        dropout = said.get("lora_dropout") or 0.0
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise _not_ours(f"{type(error).__name__}: {error}", folder) from None
+    wrong = list(_no_numbers(rank, alpha, dropout, modules))
+    if wrong:
+        raise _not_ours(", ".join(wrong), folder)
     ways = [key for key in OTHER_WAYS if said.get(key)]
     ways += [f"bias={said['bias']}"] if said.get("bias", "none") != "none" else []
     ways += [f"peft_type={said.get('peft_type')}"] if said.get("peft_type") != "LORA" else []
-    if ways or rank < 1 or not isinstance(modules, list):
-        why = f"{', '.join(ways)} is not trained here" if ways else "its rank or its target_modules are no such thing"
-        raise _not_ours(why, folder)
+    begun = said.get("init_lora_weights", True)
+    ways += [f"init_lora_weights={begun}"] if not isinstance(begun, bool) and begun not in BASE_KEPT else []
+    if ways:
+        raise _not_ours(f"{', '.join(ways)} is not trained here", folder)
     known = {name: target for target, name in _called(model).items()}
     strange = sorted(set(modules) - set(known))
     if strange:
         raise _not_ours(f"{model.name} has no {', '.join(strange)}: its matrices are {', '.join(known)}", folder)
     targets = tuple(target for target in LORA_TARGETS if _called(model).get(target) in modules)
     alpha = alpha * math.sqrt(rank) if said.get("use_rslora") else alpha
-    dropout = float(said.get("lora_dropout") or 0.0)
-    return Lora(rank=rank, targets=targets, alpha=0.0 if alpha == rank else alpha, dropout=dropout)
+    return Lora(rank=rank, targets=targets, alpha=0.0 if alpha == rank else float(alpha), dropout=float(dropout))
+
+
+def _no_numbers(rank: Any, alpha: Any, dropout: Any, modules: Any) -> Iterator[str]:
+    """Yield which values of a configuration are not what a workload's words could say."""
+    if type(rank) is not int or not 1 <= rank <= 1e9:
+        yield f"r={rank!r} is not a positive rank"
+    if type(alpha) not in (int, float) or not 0 < alpha <= 1e6:
+        yield f"lora_alpha={alpha!r} is not a number above 0 and up to 1e6"
+    if type(dropout) not in (int, float) or not 0 <= dropout < 1:
+        yield f"lora_dropout={dropout!r} is not a part of one below 1"
+    if not isinstance(modules, list) or not modules or not all(isinstance(one, str) for one in modules):
+        yield "target_modules is not a list of names"
 
 
 def load_adapter(
