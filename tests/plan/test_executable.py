@@ -127,6 +127,11 @@ GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positi
         (PHI3 | {"model_type": "phi", "qk_layernorm": True}, "LayerNorm (qk_layernorm)"),
         (PHI3 | {"model_type": "gemma2", "use_bidirectional_attention": True}, "its tokens see later ones"),
         (PHI3 | {"model_type": "llama", "partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+        (PHI3 | {"model_type": "llama", "head_dim": 7}, "it rotates 7 of the 7 numbers of a head"),
+        (PHI3 | {"partial_rotary_factor": 1.5}, "it rotates 24 of the 16 numbers of a head"),
+        (PHI3 | {"rope_theta": -5.0}, "rope_theta=-5 is not above 0"),
+        (PHI3 | {"rope_scaling": {"type": "linear", "factor": -2.0}}, "factor=-2 is not above 0"),
+        (PHI3 | {"rms_norm_eps": -1.0}, "its norms add -1, below 0"),
         (PHI3 | {"model_type": "gemma3_text", "attn_logit_softcapping": 30.0}, "(attn_logit_softcapping)"),
         (GPT2 | {"scale_attn_weights": False}, "(scale_attn_weights)"),
         (GPT2 | {"scale_attn_by_inverse_layer_idx": True}, "(scale_attn_by_inverse_layer_idx)"),
@@ -135,6 +140,20 @@ GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positi
 def test_what_a_configuration_asks_for_beyond_its_family_is_refused(config, said):
     model = from_config(config, name="small")
     assert any(said in d.message and d.code == "P030" for d in unexecutable(parse("dp2"), model, TRAIN))
+
+
+def test_a_rotary_scaling_without_its_length_is_of_the_longest_and_no_number_is_taken_as_absent():
+    yarn = {"type": "yarn", "factor": 4.0}
+
+    def of(**said):
+        return from_config(PHI3 | {"model_type": "llama", "max_position_embeddings": 96} | said, name="small").numerics
+
+    # as transformers fills it in (modeling_rope_utils: original_max_position_embeddings)
+    assert of(rope_scaling=yarn).rope_original == 96
+    assert of(rope_scaling=yarn | {"original_max_position_embeddings": 24}).rope_original == 24
+    assert of(rope_scaling=yarn | {"original_max_position_embeddings": float("nan")}).rope_original == 96
+    assert of(rope_scaling={"type": "yarn", "original_max_position_embeddings": 0}).rope_original == 1
+    assert of(rms_norm_eps=float("inf"), rope_theta=float("nan")) == of()
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,7 @@ def of_model(model: Model) -> Iterator[Diagnostic]:
     found |= set(model.numerics.refused) | {why for mixture in model.mixtures for why in _groups(model, mixture)}
     if len({b.attention.head_dim for b in model.blocks if b.attention.rotary}) > 1:
         found.add("its layers rotate heads of different widths")
+    found |= set(_rotations(model))
     for why in sorted(found):
         yield _bad("P030", f"{model.name} is predicted, not trained: {why}", f"model {model.name}", f"trained: {known}")
 
@@ -179,6 +180,21 @@ def _inside(plan: Plan, model: Model) -> Iterator[Diagnostic]:
     if plan.overlap.how and any(a.normed_over_all for a in attentions):
         message = f"overlap=tp:{plan.overlap.how} beside norms over the heads of all ranks is priced and not run"
         yield _bad("P033", message, place, help)
+
+
+def _rotations(model: Model) -> Iterator[str]:
+    """Yield why positions cannot be rotated by the numbers that the model states."""
+    n, rotated = model.numerics, [a for a in model.attentions if a.rotary]
+    for a in rotated:
+        width = a.rope_head_dim or int(a.head_dim * n.rope_fraction)
+        if width % 2 or not 0 <= width <= a.head_dim:
+            yield f"it rotates {width} of the {a.head_dim} numbers of a head, which are no pairs of them"
+    if rotated and min(n.rope_theta, n.unscaled.rope_theta) <= 0:
+        yield f"its rotary base rope_theta={min(n.rope_theta, n.unscaled.rope_theta):g} is not above 0"
+    if rotated and n.rope_type != "default" and n.rope_factor <= 0:
+        yield f"its rotary scaling's factor={n.rope_factor:g} is not above 0"
+    if n.norm_eps < 0:
+        yield f"its norms add {n.norm_eps:g}, below 0, to a variance"
 
 
 def _groups(model: Model, mixture: Moe) -> Iterator[str]:

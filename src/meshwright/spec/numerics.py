@@ -117,6 +117,8 @@ def numerics(config: Mapping[str, Any], family: str) -> Numerics:
     kind = kind if isinstance(kind, str) else "default"
     theta = _number(rope, "rope_theta", _number(config, "rope_theta", theta))
     fraction = 0.5 if family == "phi" else 1.0
+    # a scaling that does not say from which length it stretches is of the longest
+    usual = _number(config, "max_position_embeddings", 8192.0) if kind in ("llama3", "yarn") else 8192.0
     found = {
         "norm_eps": next((float(config[k]) for k in _EPS if _is_number(config.get(k))), eps),
         "rope_theta": theta,
@@ -124,7 +126,7 @@ def numerics(config: Mapping[str, Any], family: str) -> Numerics:
         "rope_factor": _number(rope, "factor", 1.0),
         "rope_low_factor": _number(rope, "low_freq_factor", 1.0),
         "rope_high_factor": _number(rope, "high_freq_factor", 4.0),
-        "rope_original": int(_number(rope, "original_max_position_embeddings", 8192)),
+        "rope_original": max(1, int(_number(rope, "original_max_position_embeddings", usual))),
         "rope_fraction": _number(rope, "partial_rotary_factor", _number(config, "partial_rotary_factor", fraction)),
         "norm_topk": config.get("norm_topk_prob", family in ("mixtral", "deepseek_v3", "kimi_k2")) is True,
         "refused": tuple(_refused(config, family)),
@@ -238,4 +240,4 @@ def _number(table: Mapping[str, Any], key: str, default: float) -> float:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
