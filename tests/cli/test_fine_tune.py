@@ -17,11 +17,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from meshwright.cli import main
+from meshwright.errors import MeshwrightError
 from meshwright.plan import parse as parse_plan
 from meshwright.run import data
 from meshwright.run.data import tokenizer
 from meshwright.run.lora.formats import FORMATS, quantise
-from meshwright.run.lora.peft import load_adapter, load_base, read_config
+from meshwright.run.lora.peft import _new_folder, load_adapter, load_base, read_config
 from meshwright.run.mesh import alone
 from meshwright.run.settings import Settings
 from meshwright.run.trainer import Trainer
@@ -208,6 +209,22 @@ def test_adapters_of_other_families_are_those_of_peft_at_their_places(family, wo
     load_adapter(tmp_path / "start", ours.pieces(), model, group, "")
     ours.set_step(0)
     assert ours.step(data.Batch(tokens, None)).loss == pytest.approx(expected.item(), rel=1e-7)
+
+
+def test_a_folder_that_cannot_take_its_place_leaves_the_older_one_there(tmp_path, monkeypatch):
+    folder, rename = tmp_path / "adapter", Path.rename
+    folder.mkdir()
+    (folder / "older").touch()
+
+    def fails(self, to):
+        if self.suffix == ".part":
+            raise OSError(28, "No space left on device")
+        return rename(self, to)
+
+    monkeypatch.setattr(Path, "rename", fails)
+    with pytest.raises(MeshwrightError, match="H008"), _new_folder(folder, over=True):
+        pass
+    assert [one.name for one in tmp_path.iterdir()] == ["adapter"] and (folder / "older").exists()
 
 
 def losses(folder):

@@ -146,6 +146,15 @@ def test_a_report_that_cannot_begin_is_one_error_on_all_ranks(corpus, monkeypatc
         run(corpus, wandb="tuning", plan=parse("dp2"))
 
 
+def test_a_folder_of_tensorboard_that_cannot_be_made_says_which_and_what_to_do(tmp_path):
+    (tmp_path / "file").touch()
+    job = loop.Job(model=MODEL, train=TRAIN, plan=parse("dp1"), tensorboard=str(tmp_path / "file" / "board"))
+    with pytest.raises(MeshwrightError) as caught:
+        reports.reporters(job, 0)
+    (found,) = caught.value.diagnostics
+    assert found.code == "X104" and "board: Not a directory" in found.message and "has room" in found.help
+
+
 def test_python_trains_a_plan_and_hears_of_every_step(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     where, heard = mw.load_cluster("1xh100"), tmp_path / "heard"

@@ -116,7 +116,9 @@ def reporters(job: Job, done: int) -> list[Reporter]:
         raise MeshwrightError(missing(job.tensorboard, job.wandb) or [_not_begun(error)]) from None
     except OSError as error:
         place = f"--tensorboard {job.tensorboard}"
-        raise MeshwrightError.one("X104", f"cannot write: {error.strerror or error}", place=place) from None
+        help = "name a folder that may be written to and has room"
+        why = f"cannot write {job.tensorboard}: {error.strerror or error}"
+        raise MeshwrightError.one("X104", why, place=place, help=help) from None
     except Exception as error:  # of wandb's own kinds: no key, no network
         raise MeshwrightError([_not_begun(error)]) from None
     return out

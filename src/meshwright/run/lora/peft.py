@@ -325,7 +325,12 @@ def _new_folder(folder: Path, over: bool) -> Iterator[Path]:
         safetensors_file.sync_folder(temporary)
         if over and folder.exists():
             folder.rename(old)
-        temporary.rename(folder)
+        try:
+            temporary.rename(folder)
+        except OSError:
+            if old.exists():
+                old.rename(folder)
+            raise
     except OSError as error:
         raise unwritten(folder, error.strerror or str(error)) from None
     finally:
