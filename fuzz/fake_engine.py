@@ -18,8 +18,9 @@ from meshwright.endpoint.seam import EngineFacts, EngineFigures, EngineSpec, Gen
 from meshwright.errors import MeshwrightError
 
 VOCABULARY, END, BLOCK = 266, 1, 4
-#: A prompt that begins with these ids ends the engine's process; with these, the engine hangs.
-DEADLY, HANGING = (0, 255, 255, 255), (0, 254, 254, 254)
+#: A prompt that begins with these ids ends the engine's process; with these, the engine hangs; with these, it answers
+#: with what is no token.
+DEADLY, HANGING, MUMBLED = (0, 255, 255, 255), (0, 254, 254, 254), (0, 253, 253, 253)
 
 
 def token(prompt: tuple[int, ...], place: int, seed: int) -> int:
@@ -70,6 +71,8 @@ class FakeEngine:
             time.sleep(self._step_s)
         self._admit()
         self._iterations += bool(self._running)
+        if any(asked.prompt[:4] == MUMBLED for asked, _ in self._running.values()):
+            return [Generated(number=number, tokens=("a word",)) for number in self._running]
         return [self._one(number) for number in list(self._running)]
 
     def figures(self) -> EngineFigures:

@@ -5,7 +5,7 @@ import os
 import signal
 
 import pytest
-from fuzz.fake_engine import DEADLY, HANGING, token
+from fuzz.fake_engine import DEADLY, HANGING, MUMBLED, token
 
 from meshwright.endpoint import supervisor
 from meshwright.endpoint.figures import FrontFigures
@@ -90,6 +90,22 @@ def test_a_process_that_says_nothing_is_replaced(monkeypatch):
         await process.close()
 
     asyncio.run(check())
+
+
+def test_a_process_whose_messages_are_none_is_replaced_and_says_so(monkeypatch):
+    monkeypatch.setattr("meshwright.endpoint.front.RETRIES", 0)
+    said = []
+
+    async def check():
+        process, front = await opened(say=said.append)
+        with pytest.raises(Refused) as failed:
+            await asyncio.wait_for(front.ask(inquiry(MUMBLED)).next(), 20)
+        assert failed.value.code == "engine_died"
+        assert len(await asyncio.wait_for(answered(front.ask(inquiry((0, 5)))), 20)) == 40
+        await process.close()
+
+    asyncio.run(check())
+    assert "what is no message: Expected `int`, got `str`" in said[0]
 
 
 def test_an_engine_that_cannot_be_built_is_the_user_s_error():

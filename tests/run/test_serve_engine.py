@@ -6,6 +6,7 @@ from __future__ import annotations
 import resource
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -14,6 +15,7 @@ import torch
 from meshwright.endpoint.seam import Prompted, Sampling
 from meshwright.errors import MeshwrightError
 from meshwright.plan import parse as plan_of
+from meshwright.run.serve import built
 from meshwright.run.serve.built import engine
 from meshwright.run.serve.packed import PackedRow, PackedTokens
 from meshwright.run.serve.ranks import cut
@@ -360,3 +362,12 @@ def test_a_large_cache_takes_memory_as_its_blocks_are_used(llama):
     answers(one, [greedy(0, prompts()[0], 5)])
     assert one.executor.layers.token_bytes * 16 * 400_000 > 3e9
     assert resident() - before < 3e8
+
+
+def test_the_cache_takes_a_quarter_of_a_host_s_free_memory_or_the_share_that_is_said(monkeypatch):
+    monkeypatch.setattr(built, "free_bytes", lambda device: 1 << 16)
+    held = [SimpleNamespace(token_bytes=64, mesh=SimpleNamespace(device=torch.device("cpu")))]
+    model = SimpleNamespace(max_seq_len=2048, vocab=64)
+    # blocks of 4 tokens of 64 bytes: 256 of them in 64 KiB
+    found = [built.num_blocks(parse(f"block=4{said}"), model, held) for said in ("", ",memory=0.5", ",kv_blocks=999")]
+    assert found == [64, 128, 999]

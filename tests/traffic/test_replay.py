@@ -1,6 +1,8 @@
 """What a replay measures is what a server with known times does, on a virtual clock where every time is exact."""
 
 import asyncio
+import resource
+import socket
 
 import numpy as np
 import pytest
@@ -224,6 +226,31 @@ def test_a_server_that_dies_ends_the_run_and_the_next_one_asks_the_rest(tmp_path
     traffic, end = virtual.run(again())
     assert not end.gone and len(traffic.answered) == 60
     assert len(record.read(path).answered) == 60
+
+
+def test_a_file_that_takes_no_more_ends_the_run_and_is_valid_up_to_there(tmp_path):
+    path, before = tmp_path / "measured.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
+    words = "concurrency=2,prompt=20,output=4,requests=30"
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2048, before[1]))  # 30 records take more
+    try:
+        with pytest.raises(MeshwrightError) as full:
+            measured(words, path=str(path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [d.code for d in full.value.diagnostics] == ["X104"] and "too large" in str(full.value)
+    kept = record.read(path)
+    assert 0 < len(kept.answered) < 30
+    measured(words, path=str(path), before=kept)
+    assert len(record.read(path).answered) == 30
+
+
+def test_a_server_that_takes_connections_and_says_nothing_is_one_error():
+    async def work():
+        with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(MeshwrightError, match="T001") as said:
+            await opened(f"http://127.0.0.1:{silent.getsockname()[1]}", within_s=0.1)
+        assert "does not answer" in str(said.value)
+
+    asyncio.run(work())
 
 
 def test_a_file_of_another_workload_or_none_is_refused(tmp_path):

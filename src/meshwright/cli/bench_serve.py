@@ -83,7 +83,7 @@ def run(argv: list[str]) -> int:
         raise MeshwrightError(wrong)
     try:
         with ended_in_order():
-            traffic, end = asyncio.run(_measured(given, key, serve, requests, before, limits.get("timeout", 600.0)))
+            traffic, end = asyncio.run(_measured(given, key, serve, requests, before, limits.get("timeout", 0.0)))
     except KeyboardInterrupt:
         if given.out:
             note(f"what was answered is in {given.out}: the same command with --resume goes on from there")
@@ -105,11 +105,17 @@ def api_key(text: str) -> tuple[str, list[Diagnostic]]:
 
 
 async def _measured(given: Any, key: str, serve: Any, requests: Any, before: Any, timeout_s: float) -> Any:
-    from meshwright.traffic.session import new_salt, opened, replayed, too_long
+    from meshwright.traffic.session import GREETING_S, new_salt, opened, replayed, too_long
 
     salt = before.head.salt if before is not None else new_salt()
     session = await opened(
-        given.url, model=given.model, api_key=key, chat=given.chat, tokenizer=given.tokenizer, salt=salt
+        given.url,
+        model=given.model,
+        api_key=key,
+        chat=given.chat,
+        tokenizer=given.tokenizer,
+        salt=salt,
+        within_s=timeout_s or GREETING_S,
     )
     wrong = too_long(session.dialect, requests)
     if before is not None and (before.head.model, before.head.chat) != (session.dialect.model, session.dialect.chat):
@@ -123,7 +129,7 @@ async def _measured(given: Any, key: str, serve: Any, requests: Any, before: Any
     progress = TrafficProgress()
     try:
         return await replayed(
-            session, serve, requests, path=given.out, before=before, timeout_s=timeout_s, watch=progress
+            session, serve, requests, path=given.out, before=before, timeout_s=timeout_s or 600.0, watch=progress
         )
     finally:
         progress.end()

@@ -84,6 +84,8 @@ def run(argv: list[str]) -> int:
     app = App(EngineProcess(spec, say=note), served)
 
     def ready() -> None:
+        if app.front.facts is not None:
+            note(f"the cache has room for {app.front.facts.room:,} tokens")
         if given.json:
             print_json({"format_version": 1, "url": url, "model": served.names[0]})
         else:
@@ -94,7 +96,7 @@ def run(argv: list[str]) -> int:
         server.run(sockets=[made])
     if server.abandoned:
         return INTERRUPTED
-    if isinstance(app.failed, MeshwrightError):
+    if isinstance(app.failed, Exception):
         raise app.failed
     note("closed")
     return 0

@@ -16,6 +16,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from meshwright.endpoint import wire
 from meshwright.endpoint.front import Front
 from meshwright.endpoint.seam import EngineSpec, Prompted
@@ -69,9 +71,9 @@ class EngineProcess:
         reader = await self._start()
         try:
             front.built(await self._built(reader))
-        except EOFError:
+        except EOFError as error:
             await self._end()
-            message = "the engine's process ended before its engine was there"
+            message = str(error) or "the engine's process ended before its engine was there"
             help = "what it said is above; a model that needs more memory than there is ends so"
             raise MeshwrightError.one("L007", message, place="meshwright serve", help=help) from None
         except BaseException:
@@ -130,8 +132,11 @@ class EngineProcess:
         short, why = 0, ""
         while True:
             began_s = time.monotonic()
-            with contextlib.suppress(EOFError):
+            try:
                 await self._listen(reader)
+            except EOFError as error:
+                if str(error):
+                    self._say(str(error))
             await self._end()
             assert self._process is not None
             self._say(f"the engine's process {self._process.pid} ended ({_ending(self._process.returncode)})")
@@ -204,13 +209,15 @@ async def _read(reader: asyncio.StreamReader) -> wire.FromEngine:
     """Return the next message.
 
     Raises:
-        EOFError: there is none any more.
+        EOFError: there is none any more, or what came is none.
     """
     try:
         (length,) = wire.LENGTH.unpack(await reader.readexactly(wire.LENGTH.size))
         return wire.read_answer(await reader.readexactly(length))
     except (asyncio.IncompleteReadError, ConnectionError):
         raise EOFError from None
+    except msgspec.DecodeError as error:
+        raise EOFError(f"the engine's process said what is no message: {error}") from None
 
 
 def _ending(code: int | None) -> str:

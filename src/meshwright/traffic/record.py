@@ -7,6 +7,7 @@ that goes on begins where the requests that are left begin.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from pathlib import Path
@@ -155,6 +156,7 @@ class TrafficJournal:
     """The file being written, a line at a time; no file where there is no path."""
 
     def __init__(self, path: str, head: TrafficHead, *, goes_on: bool):
+        self._path = path
         self._file: IO[bytes] | None = None
         if not path:
             return
@@ -174,11 +176,31 @@ class TrafficJournal:
 
     def _write(self, line: Any) -> None:
         assert self._file is not None
-        self._file.write(msgspec.json.encode(line) + b"\n")
-        self._file.flush()
+        try:
+            self._file.write(msgspec.json.encode(line) + b"\n")
+            self._file.flush()
+        except OSError as error:
+            self._give_up(error)
 
     def close(self) -> None:
         """Write what the system still holds, and close the file."""
         if self._file is not None:
-            os.fsync(self._file.fileno())
-            self._file.close()
+            try:
+                os.fsync(self._file.fileno())
+                self._file.close()
+            except OSError as error:
+                self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        """Let go of a file that takes no more: what is in it is valid up to the last whole line.
+
+        Raises:
+            MeshwrightError: X104, always.
+        """
+        assert self._file is not None
+        with contextlib.suppress(OSError):
+            self._file.close()  # what it holds back has no room either
+        self._file = None
+        message = f"cannot write {self._path}: {error.strerror}"
+        help = "make room for it; the same command with --resume goes on with what is there"
+        raise MeshwrightError.one("X104", message, place=f"--out {self._path}", help=help) from None

@@ -17,6 +17,7 @@ from itertools import islice, pairwise
 
 import msgspec
 
+from meshwright.errors import MeshwrightError
 from meshwright.spec.requests import Requests
 from meshwright.traffic.events import StreamedAnswer
 from meshwright.traffic.handshake import ServerDialect
@@ -89,6 +90,7 @@ class WorkloadReplay:
         self._answers: dict[int, int] = {}
         self._wake = asyncio.Event()
         self._failed = 0
+        self._fault: MeshwrightError | None = None
         for number in done:
             self._count_answer(number)
         self._line_up(before)
@@ -115,12 +117,16 @@ class WorkloadReplay:
 
     async def run(self) -> ReplayEnd:
         """Send everything that is left; returns when the last answer is over, or the server is gone. A run that is
-        cancelled hangs up and writes nothing of what is open."""
+        cancelled hangs up and writes nothing of what is open.
+
+        Raises:
+            MeshwrightError: an answer cannot be kept, as what ``add`` raised says.
+        """
         loop = asyncio.get_running_loop()
         self._zero = loop.time() - self.state.begun_s
         cpu, wall = time.process_time(), loop.time()
         try:
-            while (self._due or self._tasks) and self._failed < GONE:
+            while (self._due or self._tasks) and self._failed < GONE and self._fault is None:
                 self._wake.clear()
                 self._make_ahead(loop)
                 now = loop.time() - self._zero
@@ -130,6 +136,8 @@ class WorkloadReplay:
                 self.state.now_s = now
                 self.watch(self.state)
                 await self._sleep(loop)
+            if self._fault is not None:
+                raise self._fault
         finally:
             for task in list(self._tasks.values()):
                 task.cancel()
@@ -206,7 +214,11 @@ class WorkloadReplay:
         record = msgspec.structs.replace(record, status=status, error=error, finish=finish or answer.finish)
         if not error and record.first_s < 0 and not finish:
             record = msgspec.structs.replace(record, error="the answer has no tokens")
-        self._over(number, record)
+        try:
+            self._over(number, record)
+        except MeshwrightError as fault:  # its record cannot be kept: ``run`` ends with that
+            self._fault = fault
+            self._wake.set()
 
     def _record(
         self, number: int, due_s: float, sent_s: float, answer: StreamedAnswer, zero: float, now: float

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +20,9 @@ from meshwright.traffic.prompts import PromptMaker, prompt_maker
 from meshwright.traffic.record import RequestRecord, Traffic, TrafficHead, TrafficJournal
 from meshwright.traffic.replay import ReplayEnd, ReplayState, WorkloadReplay
 
+#: Seconds in which a server has to have answered the first requests, where nobody says.
+GREETING_S = 120.0
+
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
     """A server that was greeted: its ``client``, how it is asked, and who makes its prompts."""
@@ -29,9 +33,16 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def opened(
-    url: str, *, model: str = "", api_key: str = "", chat: bool = False, tokenizer: str = "", salt: int = 0
+    url: str,
+    *,
+    model: str = "",
+    api_key: str = "",
+    chat: bool = False,
+    tokenizer: str = "",
+    salt: int = 0,
+    within_s: float = GREETING_S,
 ) -> Session:
-    """Greet the server of a URL.
+    """Greet the server of a URL, which has so many seconds to answer all that it is asked.
 
     Raises:
         MeshwrightError: T001 to T003 and T007, as :func:`greet` and :func:`prompt_maker` say.
@@ -39,8 +50,14 @@ async def opened(
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     client = HttpClient(origin(url), headers)
     try:
-        dialect = await greet(client, model=model, chat=chat)
-        prompts = await prompt_maker(client, dialect, tokenizer=tokenizer, salt=salt)
+        async with asyncio.timeout(within_s):
+            dialect = await greet(client, model=model, chat=chat)
+            prompts = await prompt_maker(client, dialect, tokenizer=tokenizer, salt=salt)
+    except TimeoutError:
+        client.close()
+        message = f"the server takes connections, and does not answer the first requests within {within_s:g} s"
+        help = "is it still loading, or stopped? curl URL/v1/models lists its models"
+        raise MeshwrightError.one("T001", message, place=client.where.text, help=help) from None
     except BaseException:
         client.close()
         raise

@@ -35,6 +35,8 @@ from meshwright.spec.model import Model
 
 #: The names that published configurations have for types.
 PUBLISHED = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float64": "float64"}
+#: The share of a host's free memory that the cache may take where ``memory=`` does not say.
+HOST_SHARE = 0.25
 
 
 def engine(
@@ -179,8 +181,9 @@ def served_plan(plan: Plan) -> Plan:
 
 def num_blocks(words: EngineWords, model: Model, held: Sequence[ServedLayers], ranks: int = 1) -> int:
     """Return the cache blocks: those that were said, else as many as fit into the share of the free memory that the
-    words leave to them, and not more than a full batch of the longest requests could want. So many `ranks` share a
-    host's memory, the largest of whose stages has as many layers as the first or one more.
+    words leave to them (a quarter of a host's where they do not say, as others use it too), and not more than a full
+    batch of the longest requests could want. So many `ranks` share a host's memory, the largest of whose stages has as
+    many layers as the first or one more.
 
     Raises:
         MeshwrightError: W012 where not even one has room.
@@ -191,7 +194,10 @@ def num_blocks(words: EngineWords, model: Model, held: Sequence[ServedLayers], r
     wanted = words.max_batch * -(-(model.max_seq_len or 4096) // words.block)
     device = held[0].mesh.device
     each += each // max(1, len(held[0].cores)) if ranks > 1 else 0
-    free = words.memory * free_bytes(device) / (ranks if device.type == "cpu" else 1)
+    on_host, share = device.type == "cpu", words.memory
+    if on_host and share == EngineWords().memory:
+        share = HOST_SHARE
+    free = share * free_bytes(device) / (ranks if on_host else 1)
     found = min(wanted, int(free) // each)
     if found < 1:
         help = "say kv_blocks=, or a smaller model"
