@@ -131,7 +131,7 @@ class Inside:
     """A fake engine in this very process and event loop, which computes as soon as there is work."""
 
     def __init__(self, engine: FakeEngine):
-        self.engine = engine
+        self.engine, self.closed = engine, False
         self._front: Front | None = None
         self._loop = None
 
@@ -142,8 +142,9 @@ class Inside:
         self._due = False
         front.built(self.engine.facts)
 
-    async def close(self) -> None:
+    async def close(self, grace_s: float = 0.0) -> None:
         self.engine.close()
+        self.closed = True
 
     def order(self, asked: tuple[Prompted, ...] = (), cancelled: tuple[int, ...] = ()) -> None:
         for number in cancelled:

@@ -10,7 +10,7 @@ import pytest
 from meshwright.answer.server import predict_server, server_replica
 from meshwright.calibrate import engine
 from meshwright.calibrate.server import fit_server, report
-from meshwright.calibrate.server_probes import Prober
+from meshwright.calibrate.server_probes import Prober, tpot_of
 from meshwright.cli import main
 from meshwright.cost.engine import load
 from meshwright.errors import MeshwrightError
@@ -86,6 +86,11 @@ def test_the_profile_answers_for_traffic_that_it_never_saw(probed, fitted, numbe
         m, p = getattr(measured, name), getattr(predicted, name)
         assert p.mean == pytest.approx(m.mean, rel=0.1) and p.p90 == pytest.approx(m.p90, rel=0.15), name
         assert p.mean_interval[0] <= p.mean <= p.mean_interval[1]
+
+
+def test_tokens_that_come_together_tell_no_time_of_one():
+    found = tpot_of(np.array([0.0, 0.0, 0.3]), np.array([1, 4, 4]))
+    assert np.isnan(found[:2]).all() and found[2] == pytest.approx(0.1)
 
 
 def test_a_server_whose_pace_changes_is_said_to(probed, fitted):

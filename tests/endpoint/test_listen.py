@@ -215,9 +215,9 @@ def test_the_first_signal_drains_and_the_server_ends_once_all_is_answered(folder
 
 def test_the_second_signal_ends_at_once(folder):
     with Live(folder, seconds=0.05, context=100_000) as live:
-        live.send({**HELLO, "max_tokens": 50_000})
-        until(lambda: live.app.front.under_way)
-        for _ in range(2):
-            live.listener.handle_exit(signal.SIGINT, None)
-        live.thread.join(10)
-        assert not live.thread.is_alive()
+        with live.send({**HELLO, "max_tokens": 50_000}):
+            until(lambda: live.app.front.under_way)
+            for _ in range(2):
+                live.listener.handle_exit(signal.SIGINT, None)
+            live.thread.join(10)
+        assert not live.thread.is_alive() and live.app.engine.closed

@@ -92,6 +92,18 @@ def test_a_process_that_says_nothing_is_replaced(monkeypatch):
     asyncio.run(check())
 
 
+def test_a_process_that_is_stopped_is_gone_at_once_where_it_gets_no_time():
+    async def check():
+        process, _ = await opened()
+        pid = process.pid
+        os.kill(pid, signal.SIGSTOP)
+        await asyncio.wait_for(process.close(0.0), 2)
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+    asyncio.run(check())
+
+
 def test_a_process_whose_messages_are_none_is_replaced_and_says_so(monkeypatch):
     monkeypatch.setattr("meshwright.endpoint.front.RETRIES", 0)
     said = []

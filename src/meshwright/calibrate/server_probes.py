@@ -29,7 +29,7 @@ LADDER = (2, 4, 8, 16, 32, 64)
 class MadeProbe(NamedTuple):
     """A probe that was made: its ``name``, its ``requests`` at the times at which they were sent and as long as they
     were, and the seconds to the first token, a token after it, and to the last one of each [n]; ``tpot`` is NaN of
-    answers of one token. ``cached`` are the tokens that the server says it had, -1 where it does not say."""
+    answers of one token, and of those whose tokens came together. ``cached`` are the tokens that the server says it had, -1 where it does not say."""
 
     name: str
     requests: Requests
@@ -152,20 +152,24 @@ class Prober:
             requests.chosen(which), concurrency=0, arrival_s=times.arrival_s - times.arrival_s.min(),
             prompt=seen.prompt, output=np.maximum(seen.output, 1),
         )  # fmt: skip
-        more = sent.output - 1
-        with np.errstate(divide="ignore", invalid="ignore"):
-            tpot = np.where(more > 0, (times.end_s - times.first_s) / more, np.nan)
         made = MadeProbe(
             name=name,
             requests=sent,
             ttft=times.first_s - times.arrival_s,
-            tpot=tpot,
+            tpot=tpot_of(times.end_s - times.first_s, sent.output),
             e2e=times.end_s - times.arrival_s,
             cached=np.array([one.cached for one in found]),
             most_answered=times.peak_batch,
         )
         self.made.append(made)
         return made
+
+
+def tpot_of(span_s: np.ndarray, output: np.ndarray) -> np.ndarray:
+    """Return the seconds a token after the first [n] of answers whose tokens came over `span_s`; NaN where there is one
+    token, or all came together and tell nothing."""
+    more = np.maximum(output - 1, 1)
+    return np.where((output > 1) & (span_s > 0), span_s / more, np.nan)
 
 
 def longest_prompt(dialect: ServerDialect, wanted: int) -> int:

@@ -38,7 +38,7 @@ class EngineHolder(Ordering, Protocol):
     """Who holds the engine: :class:`meshwright.endpoint.supervisor.EngineProcess`, or in tests this very process."""
 
     async def open(self, front: Front) -> None: ...
-    async def close(self) -> None: ...
+    async def close(self, grace_s: float = ...) -> None: ...
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,8 +93,8 @@ class App:
         await self.engine.close()
 
     async def abandon(self) -> None:
-        """End before the engine is there."""
-        await self.engine.close()
+        """End at once: before the engine is there, or while it still has requests."""
+        await self.engine.close(0.0)
 
     def reader(self) -> Reader:
         """Return the reader of bodies, which knows the engine's facts."""

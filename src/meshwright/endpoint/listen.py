@@ -125,6 +125,11 @@ class Listener(uvicorn.Server):
         if not self.should_exit:
             self._ready()
 
+    async def shutdown(self, sockets: list[Any] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self.force_exit:  # uvicorn does not end the application then, and an engine that hangs would stay
+            await self.app.abandon()
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain at the first signal, end at the second."""
         if self._loop is None or self._loop.is_closed():

@@ -81,13 +81,12 @@ class EngineProcess:
             raise
         self._tasks = [asyncio.create_task(self._kept(reader)), asyncio.create_task(self._watched())]
 
-    async def close(self) -> None:
-        """End the process."""
-        opening = not self._tasks
+    async def close(self, grace_s: float = CLOSES_S) -> None:
+        """End the process and all it started, which have so many seconds to end by themselves."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._end(0.0 if opening else CLOSES_S)
+        await self._end(grace_s)
 
     def order(self, asked: tuple[Prompted, ...] = (), cancelled: tuple[int, ...] = ()) -> None:
         """Send orders to the engine; what is lost with its process is sent again by the front."""
