@@ -29,7 +29,8 @@ LADDER = (2, 4, 8, 16, 32, 64)
 class MadeProbe(NamedTuple):
     """A probe that was made: its ``name``, its ``requests`` at the times at which they were sent and as long as they
     were, and the seconds to the first token, a token after it, and to the last one of each [n]; ``tpot`` is NaN of
-    answers of one token, and of those whose tokens came together. ``cached`` are the tokens that the server says it had, -1 where it does not say."""
+    answers of one token, and of those whose tokens came together. ``cached`` are the tokens that the server says it
+    had, -1 where it does not say."""
 
     name: str
     requests: Requests
