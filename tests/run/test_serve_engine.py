@@ -213,7 +213,7 @@ def test_iterations_are_recorded_with_the_requests_that_took_part(llama):
         ("dp2", "", "dp2: an engine is one replica"),
         ("nano2", "", "nano=2 is predicted, and no engine serves it"),
         ("tp1", "kv=fp8", "kv=fp8 is predicted"),
-        ("tp1", "kv_budget=h2o:0.2", "kv_budget=h2o:0.2 is predicted"),
+        ("tp1", "kv_budget=flexgen:0.2", "kv_budget=flexgen is predicted"),
         ("tp1", "budget=auto", "follows from a prediction"),
         ("tp1", "draft=mtp,speculation=dsi", "draft=mtp is predicted"),
         ("tp3", "", "tp3 does not divide 4 heads and 2 key-value heads"),

@@ -21,7 +21,7 @@ from meshwright.plan import Plan
 from meshwright.serving.adapters import AdapterRules
 from meshwright.serving.batching import BatchPolicy
 from meshwright.serving.cache import CacheRules
-from meshwright.serving.decided import limits_of, rules_of
+from meshwright.serving.decided import budget_shares, limits_of, rules_of
 from meshwright.serving.kv_budget import KvShares
 from meshwright.simulate import published
 from meshwright.simulate.iterations import MOST_TOKENS, IterationCosts, priced, slowed
@@ -138,17 +138,6 @@ def kv_shares(serve: Serve, model: Model) -> KvShares:
     if not serve.engine.kv_budget:
         return KvShares()
     return budget_shares(serve.engine.kv_budget, max(spec.kv_heads * spec.head_dim for spec in model.attentions))
-
-
-def budget_shares(said: str, width: int) -> KvShares:
-    """Return the shares of a KV budget such as ``h2o:0.2`` of a model whose keys of a token are `width` numbers.
-
-    Raises:
-        MeshwrightError: W013 when there is none of that name.
-    """
-    name, _, number = said.partition(":")
-    budget = serving.get("kv_budget", name)
-    return budget.shares(float(number) if number else budget.usual, width)
 
 
 def fetched_s(kept: KvShares, node: Node, token_bytes: float) -> float:

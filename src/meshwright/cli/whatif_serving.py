@@ -73,9 +73,9 @@ def whatif_served(question: Question, given: Any, wrong: list[Diagnostic]) -> in
 def _exact(words: str) -> bool:
     """Whether the model computes what it did under words: not with other precisions, nor where less of a context is
     kept."""
-    from meshwright.answer.replica import budget_shares
     from meshwright.plan.facets import fields
     from meshwright.plan.text import plain_words
+    from meshwright.serving.decided import budget_shares
 
     said = {key.strip().lower(): value.strip() for key, _, value in (part.partition("=") for part in words.split(","))}
     budget = said.pop("kv_budget", "")

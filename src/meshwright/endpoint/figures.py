@@ -79,6 +79,9 @@ class FrontFigures:
             ("vllm:num_requests_waiting", "Requests that wait.", now.waiting),
             ("vllm:kv_cache_usage_perc", "Share of the KV cache's blocks in use, 1 for all.", share),
         )
+        if now.compared:
+            title = "Relative distance of scores under the KV budget from those of whole caches."
+            gauges += (("meshwright:kv_budget_score_distance", title, now.score_distance),)
         for name, title, value in gauges:
             gauge = GaugeMetricFamily(name, title, labels=["model_name"])
             gauge.add_metric([self.model], value)

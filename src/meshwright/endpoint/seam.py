@@ -90,7 +90,9 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of an engine now (``running`` and ``waiting`` requests, KV ``blocks_used`` of ``blocks``) and since its
     start: iterations, prompt tokens computed, prompt tokens found in the prefix cache of those looked up, tokens
-    generated, requests preempted, tokens drafted and accepted by speculation, seconds spent in steps."""
+    generated, requests preempted, tokens drafted and accepted by speculation, seconds spent in steps. Where a
+    budget keeps a part of the cache: how far the last scores of so many ``compared`` answers are from those of whole
+    caches (``score_distance``, root mean square relative to theirs)."""
 
     running: int = 0
     waiting: int = 0
@@ -105,6 +107,8 @@ class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):
     drafted: int = 0
     accepted: int = 0
     busy_s: float = 0.0
+    compared: int = 0
+    score_distance: float = 0.0
 
 
 class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,12 +6,13 @@ Blocks are given out one by one, as tokens are computed (paged attention: Kwon e
 
 from __future__ import annotations
 
-from math import ceil, inf
+from math import inf
 
 import msgspec
 
 from meshwright.serving.adapters import AdapterPool, AdapterRules
 from meshwright.serving.engine_request import EngineRequest
+from meshwright.serving.kv_budget import tokens_kept
 
 
 class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,7 +28,7 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     def blocks_for(self, tokens: int) -> int:
         """Return the blocks that hold so many tokens."""
         if self.device_share != 1.0:
-            tokens = ceil(tokens * self.device_share)
+            tokens = tokens_kept(tokens, self.device_share)
         return -(-tokens // self.block)
 
     def holds(self, blocks: int) -> float:
@@ -35,6 +36,11 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
         if not self.device_share:
             return inf if blocks >= 0 else 0.0
         return blocks * self.block / self.device_share
+
+    def longest(self, blocks: int) -> int:
+        """Return the most tokens of a context that so many blocks hold, of a budget that keeps some on the device."""
+        found = int(self.holds(blocks))
+        return found if self.blocks_for(found) <= blocks else found - 1
 
     @property
     def tokens(self) -> float:

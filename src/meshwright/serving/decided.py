@@ -6,7 +6,19 @@ from meshwright import serving
 from meshwright.serving.adapters import AdapterRules
 from meshwright.serving.batching import Batching, DraftPolicy
 from meshwright.serving.cache import CacheRules, EngineLimits
+from meshwright.serving.kv_budget import KvShares
 from meshwright.spec.engine_words import EngineWords
+
+
+def budget_shares(said: str, width: int) -> KvShares:
+    """Return the shares of a KV budget such as ``h2o:0.2`` of a model whose keys of a token are `width` numbers.
+
+    Raises:
+        MeshwrightError: W013 when there is none of that name.
+    """
+    name, _, number = said.partition(":")
+    budget = serving.get("kv_budget", name)
+    return budget.shares(float(number) if number else budget.usual, width)
 
 
 def limits_of(

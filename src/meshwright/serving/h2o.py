@@ -1,7 +1,8 @@
 """H2O: of a context the recent tokens and the heavy hitters stay (Zhang et al., NeurIPS 2023, 2306.14048).
 
-Half of the budget are the last tokens, half those that attention looked at most so far; each step drops the one with
-the smallest sum of scores. With a budget of 20% of the tokens the paper finds the quality of the whole cache.
+Half of the budget (rounded up) are the last tokens, half those that attention looked at most so far; each step drops
+the one with the smallest sum of scores. With a budget of 20% of the tokens the paper finds the quality of the whole
+cache.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ they lose is in its paper. The shares are of a token's bytes of keys and values,
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Protocol
 
 import msgspec
@@ -26,6 +27,11 @@ class KvShares(msgspec.Struct, frozen=True):
     def exact(self) -> bool:
         """Whether attention reads all of a context."""
         return self.read >= 1.0
+
+
+def tokens_kept(tokens: int, share: float) -> int:
+    """Return how many of so many tokens a budget keeps that leaves a share of a context on the device."""
+    return ceil(tokens * share)
 
 
 class KvBudget(Protocol):

@@ -27,7 +27,8 @@ from meshwright.run.serve.refused import of_adapters, refused
 from meshwright.run.settings import DTYPES
 from meshwright.run.world import World
 from meshwright.serving.adapters import AdapterRules
-from meshwright.serving.decided import decider_of, limits_of, rules_of
+from meshwright.serving.decided import budget_shares, decider_of, limits_of, rules_of
+from meshwright.serving.kv_budget import tokens_kept
 from meshwright.serving.speculative import Drafts
 from meshwright.spec import model as models
 from meshwright.spec.engine_words import EngineWords
@@ -99,7 +100,7 @@ def _alone(
     blocks = num_blocks(words, model, [layers] if draft is None else [layers, draft])
     for one in (layers, draft):
         if one is not None:
-            one.cache(blocks, words.block)
+            one.cache(blocks, words.block, kept_share(words, model))
     if words.draft:
         drafter = NgramDrafter() if draft is None else ModelDrafter(draft)
     return engine_on(LocalExecutor(layers), words, blocks, folder, drafter, tuple(adapters))
@@ -113,7 +114,7 @@ def _ranked(
     if words.draft and words.draft != NGRAM:
         held.append(_draft_layers(words.draft, layers.model, mesh.alone(device=layers.mesh.device), kind))
     blocks = num_blocks(words, layers.model, held, ranks=layers.mesh.world)
-    executor.room(blocks, words.block)
+    executor.room(blocks, words.block, kept_share(words, layers.model))
     for draft in held[1:]:
         draft.cache(blocks, words.block)
     if words.draft:
@@ -149,13 +150,14 @@ def engine_on(
     """Return the engine of an executor with so many cache blocks and adapters of these names. With ``lora=unified``
     adapters take blocks of the cache, which stay empty while their weights are on the device."""
     layers = executor.layers
-    block_bytes = layers.token_bytes * words.block
+    share = kept_share(words, layers.model)
+    block_bytes = (layers.token_bytes + (0 if share is None else layers.mark_bytes)) * words.block
     held = None
     if adapters:
         unified = words.lora == "unified"
         each = -(-layers.adapters.num_bytes // block_bytes) if unified else 0
         held = AdapterRules(blocks=each, slots=0 if unified else words.adapter_slots)
-    limits = limits_of(words, blocks)
+    limits = limits_of(words, blocks, device_share=1.0 if share is None else share)
     rules = rules_of(words, unit=words.block, block_bytes=block_bytes, adapters=held)
     drafts = Drafts(count=words.guesses or USUAL) if words.draft else None
     decider = decider_of(words, limits, rules, drafts=drafts, together=False)
@@ -163,12 +165,20 @@ def engine_on(
     facts = EngineFacts(
         context=layers.model.max_seq_len,
         vocabulary=layers.model.vocab,
-        room=max(0, blocks - spare) * words.block,
+        room=limits.longest(max(0, blocks - spare)),
         block=words.block,
         end_ids=tuple(token for token in end_ids(folder) if token < layers.model.vocab),
         adapters=adapters,
     )
-    return TorchEngine(decider, executor, facts, drafter=drafter)
+    return TorchEngine(decider, executor, facts, drafter=drafter, approximate=share is not None)
+
+
+def kept_share(words: EngineWords, model: Model) -> float | None:
+    """Return the share of a context's tokens that the words' budget keeps, as a prediction counts them; None where all
+    are kept."""
+    if not words.kv_budget:
+        return None
+    return budget_shares(words.kv_budget, max(spec.kv_heads * spec.head_dim for spec in model.attentions)).device
 
 
 def served_plan(plan: Plan) -> Plan:
@@ -190,8 +200,11 @@ def num_blocks(words: EngineWords, model: Model, held: Sequence[ServedLayers], r
     """
     if words.kv_blocks:
         return words.kv_blocks
-    each = sum(one.token_bytes for one in held) * words.block
-    wanted = words.max_batch * -(-(model.max_seq_len or 4096) // words.block)
+    share = kept_share(words, model)
+    marks = 0 if share is None else held[0].mark_bytes
+    each = (sum(one.token_bytes for one in held) + marks) * words.block
+    longest = tokens_kept(model.max_seq_len or 4096, 1.0 if share is None else share)
+    wanted = words.max_batch * -(-longest // words.block)
     device = held[0].mesh.device
     each += each // max(1, len(held[0].cores)) if ranks > 1 else 0
     on_host, share = device.type == "cpu", words.memory

@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from meshwright.endpoint.seam import EngineFacts, EngineFigures, Generated, Prompted
+from meshwright.run.serve.distance import ScoreDistance
 from meshwright.run.serve.packed import PackedRow, PackedTokens
 from meshwright.run.serve.sampling import choose, told
 from meshwright.run.serve.sequence import ServedSequence, chain
@@ -97,7 +98,8 @@ class TorchEngine:
     """A serving engine (:class:`~meshwright.endpoint.seam.ServingEngine`) of one decider and one executor.
 
     ``adapters`` are the names of LoRA adapters; ``unit`` tokens have a name in the prefix cache (0: none is kept).
-    ``clock`` gives seconds."""
+    Where the cache keeps a part alone (``approximate``), scores are compared with those of whole caches. ``clock``
+    gives seconds."""
 
     def __init__(
         self,
@@ -106,6 +108,7 @@ class TorchEngine:
         facts: EngineFacts,
         *,
         drafter: Drafter | None = None,
+        approximate: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ):
         self.decider, self.executor, self.facts, self.drafter, self.clock = decider, executor, facts, drafter, clock
@@ -122,6 +125,7 @@ class TorchEngine:
         self.records: deque[IterationRecord] = deque(maxlen=KEPT)
         self.answered: deque[AnsweredRequest] = deque(maxlen=KEPT)
         self.totals = dict.fromkeys(EngineFigures.__struct_fields__, 0)
+        self.distance = ScoreDistance(limits.budget) if approximate else None
         self.began = clock()
 
     # -- the protocol
@@ -189,6 +193,8 @@ class TorchEngine:
             "blocks": blocks,
             "blocks_used": blocks - state.cache.free,
         }
+        if self.distance is not None:
+            now |= {"compared": self.distance.compared, "score_distance": self.distance.relative}
         return EngineFigures(**(self.totals | now))
 
     def close(self) -> None:
@@ -273,6 +279,8 @@ class TorchEngine:
         self.outcome = Computed()
         if counted:
             self.outcome, made = self._answered(parts, self.executor.compute(packed))
+            if self.distance is not None:
+                self.distance.compare(self.executor, bool(self.facts.adapters))
         for share in run.shares:
             self.tables.computed(share.number, share.past + share.new - share.drafted)
         self.totals["iterations"] += 1
@@ -298,7 +306,7 @@ class TorchEngine:
             one = self.sequences.get(share.number)
             past, new = share.past, share.new - share.drafted
             if one is None:  # a place in a static batch is computed in vain, as far as its blocks reach
-                past = min(past, len(table) * self.decider.limits.block - 1)
+                past = min(past, self.decider.limits.longest(len(table)) - 1)
                 rows.append(PackedRow(1, past, table))
                 tokens.append(0)
                 positions.append(past)
@@ -311,7 +319,7 @@ class TorchEngine:
                 wanted += range(len(tokens) + new - 1, len(tokens) + new + len(guessed))
             tokens += one.tokens[past : past + new] + guessed
             positions += range(past, past + new + len(guessed))
-            rows.append(PackedRow(new + len(guessed), past, table))
+            rows.append(PackedRow(new + len(guessed), past, table, one.prompt - one.asked.answered))
             adapters.append(one.adapter)
             parts.append(_Part(one, share, first, guessed, scored))
             self.totals["prompt_tokens"] += max(0, min(past + new, one.prompt) - past) if one.first else 0
@@ -372,6 +380,8 @@ class TorchEngine:
                 accepted.append((part.share.number, made - 1))
                 self.totals["accepted"] += made - 1
             if finish:
+                if self.distance is not None:
+                    self.distance.note(part.sequence, chosen_of[mine][made - 1])
                 finished.append(part.share.number)
                 del self.sequences[part.share.number]
         return Computed(tuple(finished), 1, tuple(accepted)), counts

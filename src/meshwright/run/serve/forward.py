@@ -23,6 +23,7 @@ from meshwright.run.pieces import PARAM, TensorPiece
 from meshwright.run.rotary import rotaries
 from meshwright.run.self_attention import HeadsCore
 from meshwright.run.serve.adapted import AdapterWeights
+from meshwright.run.serve.heavy import HeavyBlocks, HeavyCore, WholeCore, precise
 from meshwright.run.serve.packed import PackedTokens
 from meshwright.run.serve.paged import KvBlocks, PagedCore, kv_shape
 from meshwright.run.serve.stored import store
@@ -101,9 +102,18 @@ class ServedLayers:
         """Bytes of a token's keys and values on this rank."""
         return sum(heads * (d + value) for heads, d, value in map(kv_shape, self.cores)) * self.dtype.itemsize
 
-    def cache(self, blocks: int, block: int) -> None:
-        """Make room for so many blocks."""
-        self.kv = KvBlocks(self.cores, blocks, block, dtype=self.dtype, device=self.mesh.device)
+    @property
+    def mark_bytes(self) -> int:
+        """Bytes beside a token's keys and values, where a budget keeps the position and the sum of each."""
+        return sum(kv_shape(core)[0] for core in self.cores) * (4 + precise(self.dtype).itemsize)
+
+    def cache(self, blocks: int, block: int, share: float | None = None) -> None:
+        """Make room for so many blocks; under a budget that keeps a share of the tokens, where one is said."""
+        said = {"dtype": self.dtype, "device": self.mesh.device}
+        if share is None:
+            self.kv = KvBlocks(self.cores, blocks, block, **said)
+        else:
+            self.kv = HeavyBlocks(self.cores, blocks, block, share=share, **said)
 
     @torch.inference_mode()
     def __call__(self, packed: PackedTokens, hidden: torch.Tensor | None = None) -> torch.Tensor:
@@ -114,7 +124,12 @@ class ServedLayers:
         positions = torch.tensor(packed.positions, device=device)
         if self.adapters is not None:
             self.adapters.begin(packed)
-        core = PagedCore(self.kv, packed.rows, self.dtype)
+        if packed.whole:
+            core = WholeCore()
+        elif isinstance(self.kv, HeavyBlocks):
+            core = HeavyCore(self.kv, packed.rows)
+        else:
+            core = PagedCore(self.kv, packed.rows, self.dtype)
         p = Pass(
             tokens=tokens,
             targets=tokens,

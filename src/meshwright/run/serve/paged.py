@@ -9,8 +9,8 @@ of equal length under a mask; and those that compute several attend one by one. 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +19,8 @@ import torch.nn.functional as F
 from meshwright.run.self_attention import HeadsCore
 from meshwright.run.serve.packed import PackedRow
 from meshwright.run.serve.tables import BlockCopy, HostKey
+
+T = TypeVar("T")
 
 #: A sequence joins a group of shorter ones where it has at most so many times their blocks, and so many more.
 TIMES, MORE = 1.5, 8
@@ -53,7 +55,7 @@ class KvBlocks:
         for module in modules:
             heads, width, value_width = kv_shape(module)
             for kept, d in ((self.keys, width), (self.values, value_width)):
-                kept.append(_zeros((blocks, block, heads, d), dtype, device))
+                kept.append(zeros((blocks, block, heads, d), dtype, device))
         self.host: dict[HostKey, list[torch.Tensor]] = {}
 
     def copy(self, copies: Iterable[BlockCopy], dropped: Iterable[HostKey] = ()) -> None:
@@ -61,17 +63,22 @@ class KvBlocks:
         for one in copies:
             at = torch.tensor(one.blocks, device=self.device)
             if one.out:
-                self.host[one.key] = [kept.index_select(0, at).cpu() for kept in (*self.keys, *self.values)]
+                self.host[one.key] = [kept.index_select(0, at).cpu() for kept in self.parts]
             else:
-                for kept, saved in zip((*self.keys, *self.values), self.host.pop(one.key), strict=True):
+                for kept, saved in zip(self.parts, self.host.pop(one.key), strict=True):
                     kept.index_copy_(0, at, saved.to(self.device))
         for key in dropped:
             self.host.pop(key, None)
 
     @property
+    def parts(self) -> tuple[torch.Tensor, ...]:
+        """All that lies in blocks."""
+        return (*self.keys, *self.values)
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of all blocks on the device."""
-        return sum(kept.numel() * kept.element_size() for kept in (*self.keys, *self.values))
+        return sum(kept.numel() * kept.element_size() for kept in self.parts)
 
 
 class PagedCore:
@@ -101,7 +108,7 @@ class PagedCore:
         for one in alone:
             near, far = (k[one.rows], v[one.rows]) if one.blocks is None else _gathered(keys, values, one.blocks)
             mine, near, far = (x.transpose(0, 1).unsqueeze(0) for x in (q[one.rows], near, far))
-            out[one.rows] = _attended(mine, near, far, one.mask, causal=one.mask is None, **said)[0].transpose(0, 1)
+            out[one.rows] = attended(mine, near, far, one.mask, causal=one.mask is None, **said)[0].transpose(0, 1)
         return out.unsqueeze(0)
 
     def _together(self, group: _Together, q, keys, values, said: dict[str, float]) -> torch.Tensor:
@@ -111,7 +118,7 @@ class PagedCore:
         near, far = _gathered(keys, values, group.blocks)
         near, far = (x.unflatten(0, (count, -1)).transpose(1, 2) for x in (near, far))
         mine = q.reshape(count, shared, heads // shared, d)
-        return _attended(mine, near, far, group.mask, causal=False, **said).reshape(count, heads, -1)
+        return attended(mine, near, far, group.mask, causal=False, **said).reshape(count, heads, -1)
 
     def _slots(self) -> torch.Tensor:
         """The place of every packed token among all tokens of all blocks."""
@@ -133,12 +140,7 @@ class PagedCore:
             else:
                 alone.append(self._of_one(row, first, window))
             first += row.new
-        single.sort(key=lambda one: one[0])
-        groups: list[list] = []
-        for one in single:
-            if not groups or one[0] > TIMES * groups[-1][0][0] + MORE:
-                groups.append([])
-            groups[-1].append(one)
+        groups = alike(single, lambda one: one[0])
         if len(groups) == 1 and not alone:  # in the order of the packed tokens
             groups[0].sort(key=lambda one: one[2])
         return [self._of_group(group, window) for group in groups], alone
@@ -184,7 +186,7 @@ def _gathered(keys: torch.Tensor, values: torch.Tensor, blocks: torch.Tensor) ->
     return tuple(F.embedding(blocks, kept.flatten(1)).view(-1, *kept.shape[2:]) for kept in (keys, values))
 
 
-def _attended(
+def attended(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -211,6 +213,16 @@ def _attended(
     return scores.softmax(-1) @ v
 
 
+def alike(many: list[T], length: Callable[[T], int]) -> list[list[T]]:
+    """Return sequences in groups of like lengths in blocks, the shortest first."""
+    groups: list[list[T]] = []
+    for one in sorted(many, key=length):
+        if not groups or length(one) > TIMES * length(groups[-1][0]) + MORE:
+            groups.append([])
+        groups[-1].append(one)
+    return groups
+
+
 def kv_shape(module: HeadsCore) -> tuple[int, int, int]:
     """Return the heads of a layer's keys and values on this rank, and the widths of both; those of latent attention are
     expanded to all heads."""
@@ -219,7 +231,7 @@ def kv_shape(module: HeadsCore) -> tuple[int, int, int]:
     return max(1, heads // size), spec.head_dim, spec.v_head_dim
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Zeros; on a processor of memory that the system gives page by page, when a block is first written."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)

@@ -35,10 +35,11 @@ ENDS_S = 5.0
 
 
 class RankOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, array_like=True):
-    """An order to all ranks: to make room for ``room`` (blocks, tokens of each), to copy blocks (key, blocks, out) and
-    forget some, to compute the ``parts`` of an iteration, to have these ``adapters`` on the device, or to end."""
+    """An order to all ranks: to make room for ``room`` (blocks, tokens of each, what a budget keeps), to copy
+    blocks (key, blocks, out) and forget some, to compute the ``parts`` of an iteration, to have these ``adapters``
+    on the device, or to end."""
 
-    room: tuple[int, int] | None = None
+    room: tuple[int, int, float | None] | None = None
     copies: tuple[tuple[str, tuple[int, ...], bool], ...] = ()
     dropped: tuple[str, ...] = ()
     parts: tuple[PackedTokens, ...] = ()
@@ -52,9 +53,9 @@ class RankedExecutor:
     def __init__(self, layers: ServedLayers, processes: RankProcesses | None = None):
         self.layers, self.processes = layers, processes
 
-    def room(self, blocks: int, block: int) -> None:
-        """Have every rank make room for so many cache blocks."""
-        self._order(RankOrder(room=(blocks, block)))
+    def room(self, blocks: int, block: int, share: float | None = None) -> None:
+        """Have every rank make room for so many cache blocks, under a budget that keeps a share where one is said."""
+        self._order(RankOrder(room=(blocks, block, share)))
 
     def compute(self, packed: PackedTokens) -> torch.Tensor:
         """Return the scores [wanted, vocab] of an iteration's tokens."""

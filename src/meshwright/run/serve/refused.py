@@ -24,13 +24,21 @@ from meshwright.spec.serve_values import AUTO_BUDGET
 SERVED = ("tp", "pp", "dp", "sp", "ep", "etp", "dtype", "weights", "expert_weights", "order", "stages", "imbalance")
 #: Formats of stored weights that are served (:mod:`meshwright.run.serve.stored`).
 STORED = ("int8", "fp8", "int4")
+#: The budget that is served, and why others are not.
+KEPT = "h2o"
+OTHERS = {
+    "scalekv": "layers keep alike",
+    "shadowkv": "keys and values stay whole, and on the device",
+    "instinfer": "drives compute no attention",
+    "flexgen": "keys and values do not lie on drives",
+}
 #: Policies that take no guesses: their sequences compute one token each.
 UNGUESSED = ("static", "orca", "flover")
 
 
 def refused(plan: Plan, model: Model, words: EngineWords) -> list[Diagnostic]:
     """Return everything of a plan, a model and an engine's words that is not served."""
-    found = [*_of_model(model), *_of_plan(plan), *_of_words(words)]
+    found = [*_of_model(model), *_of_plan(plan), *_of_words(words), *_of_budget(plan, model, words)]
     return found or [*_undivided(plan, model)]
 
 
@@ -92,7 +100,6 @@ def _of_words(words: EngineWords) -> Iterator[Diagnostic]:
             yield from error.diagnostics
     usual = EngineWords()
     for name, why in (
-        ("kv_budget", "a part of the cache is not dropped"),
         ("chunk_cache", "texts are not kept apart from what stands before them"),
         ("borrow", "replicas do not lend blocks"),
         ("pairs", "replicas do not hold copies"),
@@ -119,6 +126,31 @@ def of_adapters(words: EngineWords) -> Iterator[Diagnostic]:
     if words.policy == "static":
         help = "say policy=orca, or another that admits requests one by one"
         yield _bad("adapters in static batches are not served", "--serve policy=static", help)
+
+
+def _of_budget(plan: Plan, model: Model, words: EngineWords) -> Iterator[Diagnostic]:
+    """Yield what a KV budget is not served with."""
+    name = words.kv_budget.partition(":")[0]
+    if not name:
+        return
+    place, tp = f"--serve kv_budget={words.kv_budget}", plan.layout.tp
+    if name not in serving.names("kv_budget"):
+        try:
+            serving.get("kv_budget", name)
+        except MeshwrightError as error:
+            yield from error.diagnostics
+    elif name != KEPT:
+        why = OTHERS.get(name, "the engine drops tokens as h2o does alone")
+        yield _bad(f"kv_budget={name} is predicted, and not served: {why}", place, f"say kv_budget={KEPT}")
+    if words.prefix_cache:
+        help = "drop one of them: what a budget keeps of a prefix depends on what follows it"
+        yield _bad("a KV budget and shared prefixes", f"{place},prefix_cache=yes", help)
+    if words.draft:
+        help = "drop one of them: what a wrong guess drove out would be lost"
+        yield _bad("a KV budget and guesses", f"{place},draft={words.draft}", help)
+    if any(tp > (spec.heads if spec.kv_lora_rank else spec.kv_heads) for spec in model.attentions):
+        help = "a tp of at most the key-value heads: the queries of a head choose together what stays of it"
+        yield _bad(f"a KV budget where tp{tp} repeats key-value heads", f"plan.layout.tp = {tp}", help)
 
 
 def _of_drafts(words: EngineWords) -> Iterator[Diagnostic]:

@@ -16,7 +16,6 @@ import msgspec
 import numpy as np
 
 from meshwright import serving
-from meshwright.answer.replica import budget_shares
 from meshwright.answer.serving_answer import ServingMetrics
 from meshwright.answer.serving_check import refused
 from meshwright.errors import Diagnostic, MeshwrightError
@@ -26,6 +25,7 @@ from meshwright.plan.facets import fields
 from meshwright.plan.text import over
 from meshwright.search.serving.evaluate import ServingEvaluator, rate_of
 from meshwright.search.serving.space import Phase, ServingCandidate
+from meshwright.serving.decided import budget_shares
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.engine_words import KV_BYTES
 from meshwright.spec.model import Model
