@@ -53,6 +53,13 @@ def test_a_fifth_of_the_cache_holds_five_times_the_requests():
     assert served_alone(kept(0.2, blocks=10), asked).peak_batch == 10
 
 
+def test_a_static_batch_reserves_what_is_kept_of_the_longest_answer():
+    # three tenths of 80 tokens are 24, in 2 blocks of 16; two requests are 4 blocks
+    for count in (1, 2):
+        one = msgspec.structs.replace(kept(0.3), policy=serving.get("batching", "static"))
+        assert served_alone(one, requests(*((0.0, 70, 10) for _ in range(count)))).peak_blocks == 2 * count
+
+
 def test_attention_reads_the_kept_share_of_the_context():
     # a second an iteration and 10 ms for each token that is read: the last of 3 tokens is behind 101 of context
     whole, fifth = (simulate(kept(share), requests((0.0, 99, 3))) for share in (1.0, 0.2))

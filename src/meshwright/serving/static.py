@@ -42,17 +42,17 @@ def _take(plan: NextBatch, limits: EngineLimits) -> None:
     adapters, brought = plan.cache.adapters, set()
     chosen = list(islice(plan.waiting, limits.max_batch))
     for one in chosen:
-        length, mine = max(longest, limits.blocks_for(one.prompt + one.limit)), held + one.blocks
+        length, mine = max(longest, one.prompt + one.limit), held + one.blocks
         if adapters is not None and adapters.counts(one) and one.adapter not in adapters.used:
             brought.add(one.adapter)
         room = adapters is None or adapters.room_for(brought)
         more = len(brought - {-1}) * adapters.rules.blocks if adapters is not None else 0
-        if not room or (count + 1) * length - mine + more > plan.cache.free:
+        if not room or (count + 1) * limits.blocks_for(length) - mine + more > plan.cache.free:
             break
         count, longest, held = count + 1, length, mine
     for one in chosen[:count]:
         plan.cache.look(one)
-        plan.admit(one, longest * limits.block)
+        plan.admit(one, longest)
 
 
 POLICY = Static()
