@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fuzz.readers import Defect
 
 if TYPE_CHECKING:
-    from meshwright.run.serve.engine import TorchEngine
+    from meshwright.endpoint.seam import ServingEngine
 
 VOCAB = 23
 POLICIES = ("static", "orca", "vllm-v0", "vllm-v1", "sarathi", "past-future", "flover")
@@ -46,6 +46,8 @@ class Interleavings:
             "guesses": rng.choice((0, 0, 2, 4)) if policy in ("vllm-v0", "vllm-v1", "sarathi", "past-future") else 0,
             "adapters": adapters if policy != "static" else 0,
         }
+        if rng.random() < 0.4:  # prompts are computed in one half, answers generated in another
+            said |= {"beyond": rng.choice((9, 12, 24)) * 4 // block + 2 * adapters, "late": rng.choice((0, 1, 4))}
         events, stems = [], [[rng.randrange(6, VOCAB) for _ in range(12)] for _ in range(2)]
         for _ in range(rng.randint(1, 40)):
             kind = rng.random()
@@ -57,14 +59,21 @@ class Interleavings:
             elif kind < 0.55:
                 events.append(["cancel", rng.randrange(20)])
             else:
-                events += [["step"]] * rng.randint(1, 6)
+                some = ("step", "beyond") if "beyond" in said else ("step",)
+                events += [[rng.choice(some)] for _ in range(rng.randint(1, 6))]
         return {"words": said, "events": events}
 
     def look(self, example: dict[str, Any]) -> str:
         from fuzz.stub_engine import counted, empty, engine_of, expected  # torch is for this campaign alone
+        from fuzz.stub_halves import both_counted, both_empty, halves_of
         from meshwright.endpoint.seam import Prompted, Sampling
 
-        engine, asked, made, number = engine_of(example["words"]), {}, {}, -1
+        asked, made, number = {}, {}, -1
+        if "beyond" in example["words"]:
+            engine, second = halves = halves_of(example["words"])
+            counted, empty = both_counted, both_empty
+        else:
+            engine, *_ = halves = (engine_of(example["words"]),)
         names = engine.facts.adapters
         for kind, *rest in example["events"]:
             if kind == "ask":
@@ -86,13 +95,15 @@ class Interleavings:
                 engine.cancel(rest[0])
                 if rest[0] in asked and not made.get(rest[0], ([], ""))[1]:
                     del asked[rest[0]]
+            elif kind == "beyond":
+                second.turn(0.0)
             else:
                 self._step(engine, made, asked)
-            counted(engine)
+            counted(*halves)
         steps = 0
         while not engine.idle:
             self._step(engine, made, asked)
-            counted(engine)
+            counted(*halves)
             steps += 1
             if steps > HANGS:
                 raise Defect("the engine does not come to an end")
@@ -100,10 +111,10 @@ class Interleavings:
             tokens, finish = made.get(number, ([], ""))
             if finish == "error" or tokens != expected(prompt, limit):
                 raise Defect(f"an answer is {finish or 'another'}")
-        empty(engine)
-        return "preempted" if engine.totals["preempted"] else "served"
+        empty(*halves)
+        return "preempted" if engine.figures().preempted else "served"
 
-    def _step(self, engine: TorchEngine, made: dict[int, tuple[list[int], str]], asked: dict[int, Any]) -> None:
+    def _step(self, engine: ServingEngine, made: dict[int, tuple[list[int], str]], asked: dict[int, Any]) -> None:
         for piece in engine.step():
             tokens, finish = made.setdefault(piece.number, ([], ""))
             if finish or (piece.number not in asked):

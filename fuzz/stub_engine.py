@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 from zlib import crc32
@@ -14,6 +15,7 @@ from meshwright import serving
 from meshwright.endpoint.seam import EngineFacts
 from meshwright.run.serve.drafts import NgramDrafter
 from meshwright.run.serve.engine import TorchEngine
+from meshwright.run.serve.halves import PrefillEngine
 from meshwright.run.serve.packed import PackedTokens
 from meshwright.run.serve.tables import BlockCopy, HostKey
 from meshwright.serving.adapters import AdapterRules
@@ -47,6 +49,9 @@ class StubExecutor:
     def __init__(self, blocks: int, block: int):
         self.block, self.slots = block, np.full((blocks, block), 255, np.uint8)
         self.host: dict[HostKey, np.ndarray] = {}
+        self.post: deque[np.ndarray] = deque()  # what is sent, for the other half to receive
+        self.coming: dict[int, tuple[int, int]] = {}
+        self.late = 0
 
     def compute(self, packed: PackedTokens) -> torch.Tensor:
         """Write the tokens, then let every text that is wanted go on as it is read."""
@@ -77,11 +82,34 @@ class StubExecutor:
     def hold(self, adapters: Sequence[int]) -> None:
         """Adapters change nothing here."""
 
+    def send(self, blocks: Sequence[int]) -> None:
+        """Post what lies in these blocks."""
+        self.post.append(self.slots[list(blocks)])
+
+    def expect(self, number: int, count: int) -> None:
+        """Wait for so many blocks."""
+        self.coming[number] = count, self.late
+
+    def here(self, number: int) -> bool:
+        """Return whether they are here, which they are at the last of so many looks."""
+        count, left = self.coming[number]
+        self.coming[number] = count, left - 1
+        return left <= 0
+
+    def place(self, number: int, blocks: Sequence[int]) -> None:
+        """Write the first of what was posted."""
+        count, _ = self.coming.pop(number)
+        found = self.post.popleft()
+        if len(found) != count or (blocks and len(blocks) != count):
+            raise Defect("another number of blocks was sent than there is room for")
+        if blocks:
+            self.slots[list(blocks)] = found
+
     def close(self) -> None:
         """Nothing is held."""
 
 
-def engine_of(words: dict[str, Any]) -> TorchEngine:
+def engine_of(words: dict[str, Any], half: type[TorchEngine] = TorchEngine) -> TorchEngine:
     """Return the engine of an example, which computes nothing."""
     block, blocks = words["block"], words["blocks"]
     policy = serving.get("batching", words["policy"])
@@ -95,7 +123,10 @@ def engine_of(words: dict[str, Any]) -> TorchEngine:
     )
     drafts = Drafts(count=words["guesses"]) if words["guesses"] else None
     order = serving.get("order", words["order"])
-    decider = Batching(policy=policy, limits=limits, order=order, rules=rules, drafts=drafts, together=False)
+    parks = issubclass(half, PrefillEngine)
+    decider = Batching(
+        policy=policy, limits=limits, order=order, rules=rules, drafts=drafts, parks=parks, together=False
+    )
     facts = EngineFacts(
         context=0,
         vocabulary=VOCAB,
@@ -104,7 +135,7 @@ def engine_of(words: dict[str, Any]) -> TorchEngine:
         end_ids=(END,),
         adapters=("a", "b", "c") if words["adapters"] else (),
     )
-    return TorchEngine(decider, StubExecutor(blocks, block), facts, drafter=NgramDrafter() if drafts else None)
+    return half(decider, StubExecutor(blocks, block), facts, drafter=NgramDrafter() if drafts else None)
 
 
 def counted(engine: TorchEngine) -> None:

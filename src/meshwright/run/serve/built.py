@@ -6,11 +6,16 @@ The decider is the one that ``predict --serve`` simulates for the same words (:m
 from __future__ import annotations
 
 import json
+import multiprocessing
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
+import torch.distributed as dist
 
 from meshwright.answer.drafting import NGRAM, USUAL
 from meshwright.endpoint.seam import EngineFacts
@@ -18,11 +23,14 @@ from meshwright.errors import MeshwrightError
 from meshwright.lower.served_experts import Spread
 from meshwright.plan import Plan
 from meshwright.run import mesh
+from meshwright.run.serve.apart import DividedEngine, PipeLine, SecondHalf
 from meshwright.run.serve.drafts import ModelDrafter, NgramDrafter
 from meshwright.run.serve.engine import Drafter, TorchEngine
 from meshwright.run.serve.executor import LocalExecutor
 from meshwright.run.serve.forward import ServedLayers
-from meshwright.run.serve.ranks import RankedExecutor, RankProcesses, follow
+from meshwright.run.serve.halves import DecodeEngine, PrefillEngine
+from meshwright.run.serve.kv_sent import joined
+from meshwright.run.serve.ranks import PATIENCE_S, RankedExecutor, RankProcesses, follow
 from meshwright.run.serve.refused import of_adapters, refused
 from meshwright.run.settings import DTYPES
 from meshwright.run.world import World
@@ -48,7 +56,7 @@ def engine(
     device: str = "cpu",
     dtype: str = "",
     adapters: Mapping[str, str | Path] | None = None,
-) -> TorchEngine:
+) -> TorchEngine | DividedEngine:
     """Return an engine of the model in a `folder` (``config.json`` and safetensors). Its first rank is this process;
     it starts one for each other rank of the plan. Requests may name one of the LoRA `adapters`, folders of PEFT's.
 
@@ -60,20 +68,21 @@ def engine(
     """
     folder, plan, words = Path(folder), plan or Plan(), words or EngineWords()
     model = models.load(folder)
-    if not plan.several:
-        plan = plan.on(plan.layout.tp * plan.layout.pp * plan.layout.cp * max(1, plan.layout.dp))
+    plan = placed(plan)
     named = {name: str(path) for name, path in (adapters or {}).items()}
     wrong = refused(plan, model, words) + (list(of_adapters(words)) if named else [])
     if wrong:
         raise MeshwrightError(wrong)
-    kind = DTYPES[dtype or plan.precision.compute or published_type(folder)]
+    kind = DTYPES[dtype or plan.pools[0].plan.precision.compute or published_type(folder)]
+    if plan.several:
+        return _divided(folder, plan, words, model, kind, torch.device(device).type, named)
     if plan.layout.num_ranks == 1:
         return _alone(folder, plan, words, model, kind, torch.device(device), named)
     device_type = torch.device(device).type
     processes = RankProcesses(plan.layout.num_ranks, device_type, _follow, folder, plan, model, kind, named)
     try:
         executor = RankedExecutor(_layers(processes.world, folder, plan, model, kind, named), processes)
-        return _ranked(executor, folder, words, kind, named)
+        return led(executor, folder, words, kind, named)
     except BaseException:
         processes.close()
         raise
@@ -94,22 +103,18 @@ def _alone(
     layers.load(folder)
     if adapters:
         layers.adapt(tuple(adapters.values()))
-    draft, drafter = None, None
-    if words.draft and words.draft != NGRAM:
-        draft = _draft_layers(words.draft, model, place, kind)
-    blocks = num_blocks(words, model, [layers] if draft is None else [layers, draft])
-    for one in (layers, draft):
-        if one is not None:
-            one.cache(blocks, words.block, kept_share(words, model))
-    if words.draft:
-        drafter = NgramDrafter() if draft is None else ModelDrafter(draft)
-    return engine_on(LocalExecutor(layers), words, blocks, folder, drafter, tuple(adapters))
+    return led(LocalExecutor(layers), folder, words, kind, adapters)
 
 
-def _ranked(
-    executor: RankedExecutor, folder: Path, words: EngineWords, kind: torch.dtype, adapters: dict[str, str]
+def led(
+    executor: LocalExecutor | RankedExecutor,
+    folder: Path,
+    words: EngineWords,
+    kind: torch.dtype,
+    adapters: dict[str, str],
+    half: type[TorchEngine] = TorchEngine,
 ) -> TorchEngine:
-    """Return the engine of several ranks, on the first: the draft model, if any, is this rank's alone."""
+    """Return the engine of ranks, or a half of one, on its first: the draft model, if any, is this rank's alone."""
     layers, drafter, held = executor.layers, None, [executor.layers]
     if words.draft and words.draft != NGRAM:
         held.append(_draft_layers(words.draft, layers.model, mesh.alone(device=layers.mesh.device), kind))
@@ -119,7 +124,7 @@ def _ranked(
         draft.cache(blocks, words.block)
     if words.draft:
         drafter = NgramDrafter() if len(held) == 1 else ModelDrafter(held[1])
-    return engine_on(executor, words, blocks, folder, drafter, tuple(adapters))
+    return engine_on(executor, words, blocks, folder, drafter, tuple(adapters), half)
 
 
 def _layers(
@@ -127,7 +132,8 @@ def _layers(
 ) -> ServedLayers:
     """Return a rank's layers with their weights; collective."""
     plan = served_plan(plan)
-    layers = ServedLayers(model, plan, mesh.build(plan, device=world.device), dtype=kind)
+    place = mesh.build(plan, device=world.device)
+    layers = ServedLayers(model, plan, _ordered(place, place["world"], dist.group.WORLD), dtype=kind)
     layers.load(folder)
     if adapters:
         layers.adapt(tuple(adapters.values()))
@@ -139,6 +145,92 @@ def _follow(world: World, folder: Path, plan: Plan, model: Model, kind: torch.dt
     follow(_layers(world, folder, plan, model, kind, adapters))
 
 
+def _divided(
+    folder: Path, plan: Plan, words: EngineWords, model: Model, kind: torch.dtype, device: str, adapters: dict[str, str]
+) -> DividedEngine:
+    """Return the engine of two pools: this process is the first rank of the one that computes prompts."""
+    ours, theirs = multiprocessing.Pipe()
+    said = folder, plan, words, model, kind, adapters
+    processes = RankProcesses(plan.num_ranks, device, _beside, ours, theirs, *said)
+    try:
+        theirs.close()
+        one = _half(processes.world, *said)
+        assert isinstance(one, PrefillEngine)
+        line = PipeLine(ours)
+        room = min(one.facts.room, msgspec.msgpack.decode(line.receive(), type=int))
+        return DividedEngine(one, line, msgspec.structs.replace(one.facts, room=room), processes)
+    except BaseException:
+        processes.close()
+        raise
+
+
+def _beside(world: World, ours: Connection, theirs: Connection, *said: Any) -> None:
+    """The life of a rank of two pools that is not the first of all."""
+    ours.close()
+    one = _half(world, *said)
+    if not isinstance(one, DecodeEngine):
+        theirs.close()
+        follow(one)
+        return
+    theirs.send_bytes(msgspec.msgpack.encode(one.facts.room))
+    SecondHalf(one, PipeLine(theirs)).serve()
+
+
+def _half(
+    world: World,
+    folder: Path,
+    plan: Plan,
+    words: EngineWords,
+    model: Model,
+    kind: torch.dtype,
+    adapters: dict[str, str],
+) -> TorchEngine | ServedLayers:
+    """Return the engine of a pool on its first rank, and a rank's layers on others; collective over both pools."""
+    pools = tuple(msgspec.structs.replace(pool, plan=served_plan(pool.plan)) for pool in plan.pools)
+    place = mesh.build(msgspec.structs.replace(plan, several=pools), device=world.device)
+    ranks = [tuple(range(*pool.devices)) for pool in pools]
+    handles = [dist.new_group(list(some), timeout=timedelta(seconds=PATIENCE_S)) for some in ranks]
+    sent = dist.new_group(backend="gloo")  # through the memory of the host, between GPUs too
+    which = int(world.rank in ranks[1])
+    own = mesh.AxisGroup(name="world", ranks=ranks[which], index=ranks[which].index(world.rank))
+    layers = ServedLayers(model, pools[which].plan, _ordered(place, own, handles[which]), dtype=kind)
+    layers.load(folder)
+    if adapters:
+        layers.adapt(tuple(adapters.values()))
+    layers.port = joined(sent, pools[0].plan, pools[1].plan, model, (ranks[0][0], ranks[1][0]))
+    if own.index:
+        return layers
+    executor = LocalExecutor(layers) if own.alone else RankedExecutor(layers)
+    if which:
+        return led(executor, folder, words, kind, adapters, DecodeEngine)
+    words = msgspec.structs.replace(words, draft="")  # one token is generated, and nothing to be guessed
+    return led(executor, folder, words, kind, adapters, PrefillEngine)
+
+
+def _ordered(place: mesh.ProcessMesh, own: mesh.AxisGroup, handle: dist.ProcessGroup) -> mesh.ProcessMesh:
+    """Return a mesh whose world are the ranks of one engine, with a group on which they wait for orders."""
+    own = msgspec.structs.replace(own, handle=handle)
+    return msgspec.structs.replace(place, groups=place.groups | {"world": own})
+
+
+def placed(plan: Plan) -> Plan:
+    """Return a plan on as many ranks as it says; of two pools of an engine the one that computes prompts is first."""
+
+    def own(one: Plan, said: int = 0) -> Plan:
+        layout = one.layout
+        return one.on(said or layout.tp * layout.pp * layout.cp * max(1, layout.dp))
+
+    if not plan.several:
+        return own(plan)
+    sources = [link.source for link in plan.links]
+    first, found = 0, []
+    for pool in sorted(plan.pools, key=lambda pool: pool.name not in sources):
+        one = own(pool.plan, pool.devices[1] - pool.devices[0] if pool.devices else 0)
+        found.append(msgspec.structs.replace(pool, plan=one, devices=(first, first + one.layout.num_ranks)))
+        first += one.layout.num_ranks
+    return msgspec.structs.replace(plan, several=tuple(found))
+
+
 def engine_on(
     executor: LocalExecutor | RankedExecutor,
     words: EngineWords,
@@ -146,6 +238,7 @@ def engine_on(
     folder: Path,
     drafter: Drafter | None = None,
     adapters: tuple[str, ...] = (),
+    half: type[TorchEngine] = TorchEngine,
 ) -> TorchEngine:
     """Return the engine of an executor with so many cache blocks and adapters of these names. With ``lora=unified``
     adapters take blocks of the cache, which stay empty while their weights are on the device."""
@@ -160,7 +253,7 @@ def engine_on(
     limits = limits_of(words, blocks, device_share=1.0 if share is None else share)
     rules = rules_of(words, unit=words.block, block_bytes=block_bytes, adapters=held)
     drafts = Drafts(count=words.guesses or USUAL) if words.draft else None
-    decider = decider_of(words, limits, rules, drafts=drafts, together=False)
+    decider = decider_of(words, limits, rules, drafts=drafts, parks=issubclass(half, PrefillEngine), together=False)
     spare = (limits.watermark if decider.policy.watermark else 0) + (held.blocks if held else 0)
     facts = EngineFacts(
         context=layers.model.max_seq_len,
@@ -170,7 +263,7 @@ def engine_on(
         end_ids=tuple(token for token in end_ids(folder) if token < layers.model.vocab),
         adapters=adapters,
     )
-    return TorchEngine(decider, executor, facts, drafter=drafter, approximate=share is not None)
+    return half(decider, executor, facts, drafter=drafter, approximate=share is not None)
 
 
 def kept_share(words: EngineWords, model: Model) -> float | None:

@@ -22,6 +22,7 @@ from meshwright.run.serve.sequence import ServedSequence, chain
 from meshwright.run.serve.tables import BlockCopy, BlockTables, HostKey
 from meshwright.serving.batching import Admit, Arrived, Batching, Computed, Evict, Iterate, Share, Withdrawn
 from meshwright.serving.engine_request import NewRequest
+from meshwright.serving.pulling import Offered, Pull
 
 #: Iterations, and answered requests, whose records are kept.
 KEPT = 1 << 13
@@ -38,6 +39,18 @@ class Executor(Protocol):
 
     def hold(self, adapters: Sequence[int]) -> None:
         """Have the adapters of these numbers on the device, and no others."""
+
+    def send(self, blocks: Sequence[int]) -> None:
+        """Send what lies in these blocks now to the other half of a divided engine."""
+
+    def expect(self, number: int, count: int) -> None:
+        """Receive so many blocks of a request from the other half, which sends them next."""
+
+    def here(self, number: int) -> bool:
+        """Whether the blocks of a request that are expected are here."""
+
+    def place(self, number: int, blocks: Sequence[int]) -> None:
+        """Write what was received of a request to these blocks; none forgets it."""
 
     def close(self) -> None:
         """Give back all that is held."""
@@ -118,6 +131,8 @@ class TorchEngine:
         self.tables = BlockTables(limits.blocks, rules.unit // limits.block if rules.prefix else 1)
         self.sequences: dict[int, ServedSequence] = {}
         self.arrived: dict[int, NewRequest] = {}
+        self.parked: dict[int, ServedSequence] = {}  # answered here as far as they are to be, and not sent on yet
+        self.pulls: list[int] = []
         self.pieces: list[Generated] = []
         self.iterate: Iterate | None = None
         self.outcome: Computed | None = None
@@ -136,13 +151,13 @@ class TorchEngine:
         if wrong:
             self.pieces.append(Generated(number=asked.number, finish="error", error=wrong))
             return
-        adapter = self.facts.adapters.index(asked.adapter) if asked.adapter else -1
+        adapter = self._adapter(asked)
         self.sequences[asked.number] = ServedSequence(asked, self.facts.end_ids, adapter, self._now())
         named = self.unit and asked.sampling.prompt_logprobs is None  # what is cached has no scores
         self.arrived[asked.number] = NewRequest(
             number=asked.number,
             prompt=len(asked.prompt),
-            limit=asked.limit,
+            limit=min(asked.limit, 2) if self.decider.parks else asked.limit,
             tenant=asked.tenant,
             priority=asked.priority,
             adapter=adapter,
@@ -153,7 +168,7 @@ class TorchEngine:
 
     def cancel(self, number: int) -> None:
         """Let a request leave; nothing more is told of it."""
-        if self.sequences.pop(number, None) is None:
+        if self.sequences.pop(number, None) is None and self.parked.pop(number, None) is None:
             return
         if self.arrived.pop(number, None) is None:
             self._tell(Withdrawn((number,)))
@@ -170,7 +185,7 @@ class TorchEngine:
         if self.iterate is not None:
             run, self.iterate = self.iterate, None
             self._run(run, begin)
-        elif self.sequences and not self.state.busy:
+        elif self.sequences and not (self.state.busy or self.state.parked or self.state.coming):
             self._stuck()
         if self.outcome is not None and not self.sequences and not self.arrived:
             outcome, self.outcome = self.outcome, None
@@ -183,6 +198,11 @@ class TorchEngine:
     def idle(self) -> bool:
         """Whether a step would do nothing."""
         return not (self.sequences or self.pieces or self.outcome or self.iterate)
+
+    @property
+    def computes(self) -> bool:
+        """Whether the next step has something to do, and does not wait for another engine."""
+        return bool(self.arrived or self.pieces or self.outcome or self.iterate)
 
     def figures(self) -> EngineFigures:
         """Return what the engine does now and did since its start."""
@@ -207,7 +227,7 @@ class TorchEngine:
     def _wrong(self, asked: Prompted) -> str:
         """Return what keeps a request from being served, "" where nothing does."""
         facts, length = self.facts, len(asked.prompt) + asked.limit
-        if asked.number in self.sequences:
+        if asked.number in self.sequences or asked.number in self.parked:
             return f"request {asked.number} is being served already"
         if not asked.prompt or asked.limit < 1:
             return "a request has a token of prompt at least, and may generate one at least"
@@ -230,16 +250,22 @@ class TorchEngine:
             return f"no adapter {asked.adapter!r}; there are {', '.join(facts.adapters) or 'none'}"
         return ""
 
+    def _adapter(self, asked: Prompted) -> int:
+        """Return the number of a request's adapter, -1 for none."""
+        return self.facts.adapters.index(asked.adapter) if asked.adapter else -1
+
     def _now(self) -> float:
         """Return seconds since the engine's start."""
         return self.clock() - self.began
 
-    def _tell(self, event: Arrived | Computed | Withdrawn) -> None:
+    def _tell(self, event: Arrived | Computed | Withdrawn | Offered) -> None:
         """Tell the decider what happened, and have the block tables follow."""
         self.state, decisions = self.decider.decide(self.state, event)
         for decision in decisions:
             if isinstance(decision, Iterate):
                 self.iterate = decision
+            elif isinstance(decision, Pull):
+                self.pulls.append(decision.number)
             elif isinstance(decision, Evict):
                 self.totals["preempted"] += 1
                 if decision.number in self.sequences:
@@ -379,11 +405,13 @@ class TorchEngine:
             if part.share.drafted:
                 accepted.append((part.share.number, made - 1))
                 self.totals["accepted"] += made - 1
-            if finish:
-                if self.distance is not None:
-                    self.distance.note(part.sequence, chosen_of[mine][made - 1])
+            if finish and self.distance is not None:
+                self.distance.note(part.sequence, chosen_of[mine][made - 1])
+            if finish or self.decider.parks:
                 finished.append(part.share.number)
-                del self.sequences[part.share.number]
+                one = self.sequences.pop(part.share.number)
+                if not finish:
+                    self.parked[part.share.number] = one
         return Computed(tuple(finished), 1, tuple(accepted)), counts
 
     def _score_prompt(self, part: _Part, scores: torch.Tensor) -> None:

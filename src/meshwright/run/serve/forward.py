@@ -24,6 +24,7 @@ from meshwright.run.rotary import rotaries
 from meshwright.run.self_attention import HeadsCore
 from meshwright.run.serve.adapted import AdapterWeights
 from meshwright.run.serve.heavy import HeavyBlocks, HeavyCore, WholeCore, precise
+from meshwright.run.serve.kv_sent import KvPort
 from meshwright.run.serve.packed import PackedTokens
 from meshwright.run.serve.paged import KvBlocks, PagedCore, kv_shape
 from meshwright.run.serve.stored import store
@@ -56,6 +57,7 @@ class ServedLayers:
         self.stage.requires_grad_(False)
         self.kv: KvBlocks | None = None
         self.adapters: AdapterWeights | None = None
+        self.port: KvPort | None = None
         self._turns: dict[str, tuple[torch.Tensor, torch.Tensor] | None] | None = None
         self._turned = 0
 

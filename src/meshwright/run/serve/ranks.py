@@ -37,7 +37,8 @@ ENDS_S = 5.0
 class RankOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, array_like=True):
     """An order to all ranks: to make room for ``room`` (blocks, tokens of each, what a budget keeps), to copy
     blocks (key, blocks, out) and forget some, to compute the ``parts`` of an iteration, to have these ``adapters``
-    on the device, or to end."""
+    on the device, to have blocks ``sent`` to the other half of a divided engine, ``awaited`` from there (request,
+    blocks) or ``placed`` (request, its blocks), or to end."""
 
     room: tuple[int, int, float | None] | None = None
     copies: tuple[tuple[str, tuple[int, ...], bool], ...] = ()
@@ -45,10 +46,13 @@ class RankOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, a
     parts: tuple[PackedTokens, ...] = ()
     ends: bool = False
     adapters: tuple[int, ...] | None = None
+    sent: tuple[int, ...] = ()
+    awaited: tuple[int, int] | None = None
+    placed: tuple[int, tuple[int, ...]] | None = None
 
 
 class RankedExecutor:
-    """The executor of rank 0: its own part of the layers, and orders to the other ranks."""
+    """The executor of an engine's first rank: its own part of the layers, and orders to the other ranks."""
 
     def __init__(self, layers: ServedLayers, processes: RankProcesses | None = None):
         self.layers, self.processes = layers, processes
@@ -72,6 +76,23 @@ class RankedExecutor:
         """Have these adapters on the devices of all ranks, and no others."""
         self._order(RankOrder(adapters=tuple(adapters)))
 
+    def send(self, blocks: Sequence[int]) -> None:
+        """Have every rank send what lies in these blocks now to the other half of a divided engine."""
+        self._order(RankOrder(sent=tuple(blocks)))
+
+    def expect(self, number: int, count: int) -> None:
+        """Have every rank receive so many blocks of a request from the other half."""
+        self._order(RankOrder(awaited=(number, count)))
+
+    def here(self, number: int) -> bool:
+        """Return whether the blocks of a request are here on this rank; the others wait for theirs when they place
+        them."""
+        return self.layers.port.here(number)
+
+    def place(self, number: int, blocks: Sequence[int]) -> None:
+        """Have every rank write what it received of a request to these blocks; none forgets it."""
+        self._order(RankOrder(placed=(number, tuple(blocks))))
+
     def close(self) -> None:
         """Have every rank end."""
         if self.layers.kv is not None:
@@ -86,20 +107,21 @@ class RankedExecutor:
 
 
 def told(order: RankOrder | None, mesh: ProcessMesh) -> RankOrder:
-    """Return rank 0's order on every rank; collective."""
+    """Return the first rank's order on every rank of its engine; collective."""
     data = b"" if order is None else msgspec.msgpack.encode(order)
     size = torch.tensor([len(data)], dtype=torch.int64, device=mesh.device)
-    dist.broadcast(size, 0)
+    first, group = mesh["world"].ranks[0], mesh["world"].handle
+    dist.broadcast(size, first, group=group)
     if order is None:
         body = torch.empty(int(size), dtype=torch.uint8, device=mesh.device)
-        dist.broadcast(body, 0)
+        dist.broadcast(body, first, group=group)
         return msgspec.msgpack.decode(body.cpu().numpy().tobytes(), type=RankOrder)
-    dist.broadcast(torch.frombuffer(bytearray(data), dtype=torch.uint8).to(mesh.device), 0)
+    dist.broadcast(torch.frombuffer(bytearray(data), dtype=torch.uint8).to(mesh.device), first, group=group)
     return order
 
 
 def follow(layers: ServedLayers) -> None:
-    """Obey the orders of rank 0, on another rank, until one says to end."""
+    """Obey the orders of the first rank, on another one, until one says to end."""
     while True:
         order = told(None, layers.mesh)
         if order.ends:
@@ -108,19 +130,26 @@ def follow(layers: ServedLayers) -> None:
 
 
 def obeyed(order: RankOrder, layers: ServedLayers) -> torch.Tensor | None:
-    """Carry out an order on this rank; returns the scores of its tokens on rank 0."""
+    """Carry out an order on this rank; returns the scores of its tokens on the first."""
     if order.room is not None:
         layers.cache(*order.room)
     if order.copies or order.dropped:
         layers.kv.copy([BlockCopy(key, blocks, out) for key, blocks, out in order.copies], order.dropped)
     if order.adapters is not None:
         layers.adapters.hold(order.adapters)
+    if order.sent:
+        layers.port.send(layers.kv, order.sent)
+    if order.awaited is not None:
+        layers.port.expect(order.awaited[0], layers.kv, order.awaited[1])
+    if order.placed is not None:
+        layers.port.place(order.placed[0], layers.kv, order.placed[1])
     return _computed(order.parts, layers) if order.parts else None
 
 
 def _computed(parts: Sequence[PackedTokens], layers: ServedLayers) -> torch.Tensor | None:
-    """Compute this rank's stage of all parts; returns the scores on rank 0."""
+    """Compute this rank's stage of all parts; returns the scores on the first."""
     mesh, stages, hidden = layers.mesh, layers.mesh["pp"], layers.model.hidden
+    engine = mesh["world"]
     sends, scores = [], []
     for part in parts:
         x = None
@@ -135,16 +164,16 @@ def _computed(parts: Sequence[PackedTokens], layers: ServedLayers) -> torch.Tens
             sends.append((dist.isend(out, stages.ranks[stages.index + 1]), out))
     for work, _ in sends:
         work.wait()
-    if mesh.rank == 0 and layers.last:
+    if engine.index == 0 and layers.last:
         return torch.cat(scores)
     wanted, source = sum(len(part.wanted) for part in parts), stages.ranks[-1]
-    if mesh.rank == 0:
+    if engine.index == 0:
         found = torch.empty((wanted, layers.model.vocab), dtype=layers.dtype, device=mesh.device)
         if wanted:
             dist.recv(found, source)
         return found
     if layers.last and mesh["tp"].index == 0 and wanted:
-        dist.send(torch.cat(scores).to(layers.dtype).contiguous(), 0)
+        dist.send(torch.cat(scores).to(layers.dtype).contiguous(), engine.ranks[0])
     return None
 
 

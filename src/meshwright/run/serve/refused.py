@@ -14,6 +14,7 @@ from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.plan import Plan
 from meshwright.plan.executable import WHOLE, of_model
 from meshwright.plan.facets import fields
+from meshwright.plan.pool import KV
 from meshwright.spec import naming
 from meshwright.spec.engine_words import KV_BYTES, EngineWords
 from meshwright.spec.layers import Moe
@@ -38,8 +39,12 @@ UNGUESSED = ("static", "orca", "flover")
 
 def refused(plan: Plan, model: Model, words: EngineWords) -> list[Diagnostic]:
     """Return everything of a plan, a model and an engine's words that is not served."""
-    found = [*_of_model(model), *_of_plan(plan), *_of_words(words), *_of_budget(plan, model, words)]
-    return found or [*_undivided(plan, model)]
+    pools = [pool.plan for pool in plan.pools]
+    found = [*_of_model(model), *(bad for one in pools for bad in _of_plan(one)), *_of_words(words)]
+    found += [bad for one in pools for bad in _of_budget(one, model, words)]
+    if plan.several:
+        found += _of_pools(plan, words)
+    return found or [bad for one in pools for bad in _undivided(one, model)]
 
 
 def _of_model(model: Model) -> Iterator[Diagnostic]:
@@ -52,9 +57,6 @@ def _of_model(model: Model) -> Iterator[Diagnostic]:
 
 
 def _of_plan(plan: Plan) -> Iterator[Diagnostic]:
-    if plan.several:
-        yield _bad("pools that serve are predicted, and not run yet", "plan", "a plan of one pool")
-        return
     if plan.layout.dp > 1:
         yield _bad(
             f"dp{plan.layout.dp}: an engine is one replica", f"plan.layout.dp = {plan.layout.dp}", "start one a replica"
@@ -67,6 +69,32 @@ def _of_plan(plan: Plan) -> Iterator[Diagnostic]:
         if name not in SERVED and value != field.usual:
             said = f"{name}={value}"
             yield _bad(f"{said} is predicted, and no engine serves it", f"plan {said}", f"drop {name}")
+
+
+def _of_pools(plan: Plan, words: EngineWords) -> Iterator[Diagnostic]:
+    """Yield what keeps the pools of a plan from being the two halves of an engine."""
+    names = {pool.name for pool in plan.pools}
+    if len(names) != 2 or len(plan.links) != 1 or {plan.links[0].source, plan.links[0].target} != names:
+        message = f"{len(plan.pools)} pools with {len(plan.links)} links are predicted, and not served"
+        help = "an engine has one pool, or two with a link: prefill=[tp2] + decode=[tp1] prefill->decode:kv"
+        yield _bad(message, "plan", help)
+    for link in plan.links:
+        if link.what != KV:
+            yield _bad(f"nothing that requests need flows over {link.text()}", "plan.links", f"write {link.text()}:kv")
+    for pool in plan.pools:
+        for word in (*((f"part={pool.part}",) if pool.part else ()), *(("frozen",) if pool.frozen else ())):
+            message = f"{pool.name} says {word}, and each pool that serves holds the whole model"
+            yield _bad(message, f"plan.{pool.name}.{word}", f"drop {word}")
+    kinds = sorted({pool.plan.precision.compute for pool in plan.pools})
+    if len(kinds) > 1:
+        message = f"keys and values are sent as they are, and the pools compute in {' and '.join(map(repr, kinds))}"
+        yield _bad(message, "plan.pools", "say the same type for both pools")
+    if words.kv_budget:
+        message = "a KV budget in pools is predicted, and not served: what tokens it keeps is not sent"
+        yield _bad(message, f"--serve kv_budget={words.kv_budget}", "drop it, or say a plan of one pool")
+    if words.kv_send != EngineWords().kv_send:
+        message = f"kv_send={words.kv_send} is predicted, and not served: all layers are sent once a prompt is computed"
+        yield _bad(message, f"--serve kv_send={words.kv_send}", "drop kv_send=")
 
 
 def _undivided(plan: Plan, model: Model) -> Iterator[Diagnostic]:

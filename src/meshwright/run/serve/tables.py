@@ -66,7 +66,7 @@ class BlockTables:
         now = {one.number: one for one in state.running}
         if state.parked or state.coming:
             now |= {one.number: one for one in (*state.parked.values(), *state.coming.values())}
-        if len(now) < len(self.held):
+        if not self.held.keys() <= now.keys():
             now |= {one.number: one for one in state.waiting if one.blocks}
         left += [self.held.pop(number) for number in list(self.held) if number not in now]
         fresh = [one for number, one in now.items() if number not in self.held]
