@@ -24,8 +24,9 @@ from meshwright.lower.served_experts import Spread
 from meshwright.plan import Plan
 from meshwright.run import mesh
 from meshwright.run.serve.apart import DividedEngine, PipeLine, SecondHalf
+from meshwright.run.serve.computers import Drafter
 from meshwright.run.serve.drafts import ModelDrafter, NgramDrafter
-from meshwright.run.serve.engine import Drafter, TorchEngine
+from meshwright.run.serve.engine import TorchEngine
 from meshwright.run.serve.executor import LocalExecutor
 from meshwright.run.serve.forward import ServedLayers
 from meshwright.run.serve.halves import DecodeEngine, PrefillEngine

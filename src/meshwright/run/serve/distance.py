@@ -10,7 +10,7 @@ from meshwright.run.serve.packed import PackedRow, PackedTokens
 from meshwright.run.serve.sequence import ServedSequence
 
 if TYPE_CHECKING:
-    from meshwright.run.serve.engine import Executor
+    from meshwright.run.serve.computers import Executor
 
 #: Answers that are compared, the first ones of an engine, and the tokens that such a text may have in any case.
 COMPARED, TOKENS = 8, 2048

@@ -10,63 +10,23 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
 from meshwright.endpoint.seam import EngineFacts, EngineFigures, Generated, Prompted
+from meshwright.run.serve.computers import Drafter, Executor
 from meshwright.run.serve.distance import ScoreDistance
 from meshwright.run.serve.packed import PackedRow, PackedTokens
 from meshwright.run.serve.sampling import choose, told
 from meshwright.run.serve.sequence import ServedSequence, chain
-from meshwright.run.serve.tables import BlockCopy, BlockTables, HostKey
+from meshwright.run.serve.tables import BlockTables
 from meshwright.serving.batching import Admit, Arrived, Batching, Computed, Evict, Iterate, Share, Withdrawn
 from meshwright.serving.engine_request import NewRequest
 from meshwright.serving.pulling import Offered, Pull
 
 #: Iterations, and answered requests, whose records are kept.
 KEPT = 1 << 13
-
-
-class Executor(Protocol):
-    """A computer of iterations: the layers of a model with their blocks, in this process or in several."""
-
-    def compute(self, packed: PackedTokens) -> torch.Tensor:
-        """Return the scores [wanted, vocab] of an iteration's tokens."""
-
-    def copy(self, copies: Sequence[BlockCopy], dropped: Sequence[HostKey]) -> None:
-        """Copy blocks between device and host, before the next iteration."""
-
-    def hold(self, adapters: Sequence[int]) -> None:
-        """Have the adapters of these numbers on the device, and no others."""
-
-    def send(self, blocks: Sequence[int]) -> None:
-        """Send what lies in these blocks now to the other half of a divided engine."""
-
-    def expect(self, number: int, count: int) -> None:
-        """Receive so many blocks of a request from the other half, which sends them next."""
-
-    def here(self, number: int) -> bool:
-        """Whether the blocks of a request that are expected are here."""
-
-    def place(self, number: int, blocks: Sequence[int]) -> None:
-        """Write what was received of a request to these blocks; none forgets it."""
-
-    def close(self) -> None:
-        """Give back all that is held."""
-
-
-class Drafter(Protocol):
-    """A guesser of next tokens."""
-
-    def guess(self, asked: Sequence[tuple[ServedSequence, Share, Sequence[int]]]) -> list[list[int]]:
-        """Return up to as many guesses as each share was drafted, of sequences with their shares and block tables."""
-
-    def follow(self, others: Sequence[tuple[ServedSequence, Share, Sequence[int]]]) -> None:
-        """Note what the model computes of sequences without guesses in the same iteration."""
-
-    def copy(self, copies: Sequence[BlockCopy], dropped: Sequence[HostKey]) -> None:
-        """Copy blocks as the model does."""
 
 
 class IterationRecord(NamedTuple):
