@@ -1,4 +1,4 @@
-"""What ``executor`` is compared with: a Llama and its training step written by hand on torch's own parallel parts, and
+"""The other side of ``executor``: a Llama and its training step written by hand on torch's own parallel parts, and
 the same with the Llama of ``transformers``.
 
 Nothing of ``meshwright.run`` is used here but the numbers that initial weights have, so that both train alike:

@@ -29,7 +29,7 @@ def test_what_it_does_and_does_not_do_yet_is_said_first(text):
 
 
 def test_no_page_promises_more_of_serving_than_is_run():
-    """An engine of a plan is served (tests/endpoint/test_served_for_real.py), of two pools as well
+    """An engine of a plan is served (tests/run/test_served_for_real.py), of two pools as well
     (tests/run/test_serve_split.py), and replicas are not: "dp2: an engine is one replica"."""
     assert "serve" in cli.COMMANDS and "serve the plan" in SUMMARY and "several replicas" in NOT_YET
     files = [ROOT / "README.md", ROOT / "docs" / "index.md", ROOT / "pyproject.toml", ROOT / "mkdocs.yml"]

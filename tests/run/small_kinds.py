@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from meshwright.papers.trained import STATES
 from meshwright.spec.model import Model, from_config
 
 QWEN = {
@@ -24,22 +25,7 @@ QWEN = {
     "tie_word_embeddings": False,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
 }
-MAMBA2 = {
-    "architectures": ["Mamba2ForCausalLM"],
-    "model_type": "mamba2",
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_heads": 8,
-    "head_dim": 8,
-    "state_size": 16,
-    "n_groups": 2,
-    "conv_kernel": 4,
-    "expand": 2,
-    "chunk_size": 8,
-    "vocab_size": 67,
-    "layer_norm_epsilon": 1e-5,
-    "tie_word_embeddings": True,
-}
+MAMBA2 = STATES | {"layer_norm_epsilon": 1e-5, "tie_word_embeddings": True}
 BERT = {
     "architectures": ["BertForMaskedLM"],
     "model_type": "bert",

@@ -74,7 +74,7 @@ def saved(tmp_path_factory):
 
 
 def held(model, path: Path) -> tuple[Meta, dict[tuple[str, str], torch.Tensor]]:
-    """What one process that resumes from a checkpoint has."""
+    """The parameters of one process that resumes from a checkpoint."""
     plan = parse("tp1 mb2").on(1)
     trainer = Trainer(model, plan, TRAIN, alone(), settings=Settings(seed=5))
     pieces = trainer.pieces()
@@ -152,7 +152,7 @@ def test_what_torch_cut_over_processes_comes_in_as_weights_and_as_a_checkpoint(s
 
 
 class _Runs:
-    """What a pickle may have in it: a call of any function."""
+    """A value whose pickle calls any function when it is read."""
 
     def __init__(self, function, *arguments):
         self.said = function, arguments

@@ -108,10 +108,10 @@ def test_what_fully_sharded_layers_exchange_on_a_processor_is_hidden_by_nothing(
 @pytest.mark.parametrize("text", ["pp2 mb1 1f1b", "dp2 mb1 zero3"])
 def test_a_measured_step_replays_as_long_as_it_took(text):
     found = decode(launch(2, job, text, 2)[0].encode())
-    # host time is kept before tasks, so all that can differ is what overlaps against the rules: of three steps one at
-    # least is not cut in two by what else runs on the machine
+    # host time is kept before tasks, so all that can differ is what overlaps against the rules: that makes a replay
+    # shorter, more so where the machine stops a rank within a send, and never longer
     errors = [timed(typical(step.timeline)).makespan_s / step.timeline.makespan_s - 1 for step in steps(found)]
-    assert len(errors) == 3 and min(map(abs, errors)) <= 0.05
+    assert len(errors) == 3 and max(errors) <= 0.02 and abs(np.median(errors)) <= 0.05
 
 
 def spans(rank, size):

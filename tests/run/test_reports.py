@@ -1,4 +1,4 @@
-"""What is told of every step: a function of the user's own, TensorBoard's files, and a project of wandb."""
+"""Every step is told to whoever asked: a function of the user's own, TensorBoard's files, and a project of wandb."""
 
 import json
 import sys

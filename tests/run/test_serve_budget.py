@@ -22,6 +22,7 @@ from meshwright.spec.serve import engine_words as parse
 from tests.run.served_models import LIMITS, answers, generated, greedy, prompts, published, served
 from tests.serving.costs import replica, requests
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 #: Of transformers' function of attention: the share that is kept, where each part of the text ends, and what came out.
 LOOPS = {"share": 1.0, "ends": (), "kept": {}}
 
@@ -65,14 +66,6 @@ def looped(net, tokens, parts, share):
     LOOPS.update(share=share, ends=tuple(np.cumsum(parts)), kept={})
     with torch.no_grad():
         return net(torch.tensor([tokens]), use_cache=False).logits[0], LOOPS["kept"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -23,17 +23,9 @@ from meshwright.run.serve.sampling import TokenChoice, choose
 from meshwright.spec.serve import engine_words as parse
 from tests.run.served_models import FAMILIES, LIMITS, answers, generated, greedy, prompts, published, served
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 #: Chunked prompts, shared prefixes and so few blocks that requests are evicted and computed again.
 CROWDED = "block=4,budget=7,kv_blocks=12,prefix_cache=yes,max_batch=4"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    """Tiny products are not worth a second thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def asked():

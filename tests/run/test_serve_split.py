@@ -16,7 +16,6 @@ from fuzz.stub_halves import both_counted, both_empty, halves_of, joined
 from meshwright.endpoint.seam import Prompted, Sampling
 from meshwright.plan import parse as plan_of
 from meshwright.run import mesh
-from meshwright.run.serve.apart import DividedEngine
 from meshwright.run.serve.built import engine, led, placed, served_plan
 from meshwright.run.serve.executor import LocalExecutor
 from meshwright.run.serve.forward import ServedLayers
@@ -27,22 +26,14 @@ from meshwright.simulate.serve_plain import Clock
 from meshwright.simulate.serve_pool import ReplicaPool
 from meshwright.spec.model import load
 from meshwright.spec.serve import engine_words as parse
-from tests.run.served_models import LIMITS, generated, greedy, prompts, published
+from tests.run.served_models import LIMITS, answers, generated, greedy, prompts, published
 from tests.serving.costs import replica, requests
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 POOLS = "prefill=[tp1] + decode=[tp1] prefill->decode:kv"
 #: An engine without a model, of halves of 12 and 9 blocks of 4 tokens.
 WORDS = {"policy": "vllm-v1", "order": "fcfs", "block": 4, "blocks": 12, "max_batch": 8, "budget": 64, "unit": 4}
 WORDS |= {"prefix": True, "swap": False, "host": 0, "guesses": 0, "adapters": 0, "beyond": 9, "late": 3}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    """Tiny products are not worth a second thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -54,22 +45,6 @@ def llama(tmp_path_factory):
 
 def asked():
     return [greedy(i, prompt, limit) for i, (prompt, limit) in enumerate(zip(prompts(), LIMITS))]
-
-
-def drained(one: DividedEngine, every: int = 0) -> list[list[int]]:
-    """The answers to all prompts, a new one of which comes in every so many steps (0: all at once)."""
-    out, waiting, steps = {each.number: [] for each in asked()}, asked(), 0
-    while waiting or not one.idle:
-        while waiting and (not every or steps % every == 0):
-            one.submit(waiting.pop(0))
-            if every:
-                break
-        for piece in one.step():
-            assert not piece.error
-            out[piece.number] += piece.tokens
-        steps += 1
-        assert steps < 100_000  # else a half waits for what does not come
-    return list(out.values())
 
 
 def in_one_process(folder, first: str, second: str):
@@ -103,7 +78,7 @@ def in_one_process(folder, first: str, second: str):
 def test_a_divided_engine_answers_as_one_process(llama, first, second):
     folder, wanted = llama
     one, beyond = in_one_process(folder, first, second)
-    assert drained(one) == wanted
+    assert answers(one, asked()) == wanted
     both = one.prefill.figures(), beyond.decode.figures()
     assert both[0].tokens == len(wanted) and both[0].tokens + both[1].tokens == sum(map(len, wanted))
     assert both[1].preempted or "draft" in second
@@ -118,7 +93,7 @@ def test_processes_of_unlike_layouts_answer_as_one_and_the_end_of_one_ends_the_e
     words = parse("block=4,budget=7,kv_blocks=12,prefix_cache=yes,max_batch=4,preempt=swap,host=64KiB")
     one = engine(folder, plan_of("decode=[pp2] + prompts=[tp2] prompts->decode:kv"), words, dtype="float64")
     try:
-        assert drained(one, every=2) == wanted
+        assert answers(one, asked(), every=2) == wanted
         assert one.prefill.state.free == 12 and one.beyond.preempted and one.beyond.blocks_used == 0
         os.kill(one.processes.children[1].pid, signal.SIGKILL)  # the first rank of those that generate answers
         one.submit(asked()[0])

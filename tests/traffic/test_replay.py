@@ -1,4 +1,4 @@
-"""What a replay measures is what a server with known times does, on a virtual clock where every time is exact."""
+"""A replay measures the times of a server whose times are known, on a virtual clock where every time is exact."""
 
 import asyncio
 import resource

@@ -112,8 +112,9 @@ def _contradictions(given: WeightsOptions) -> list[Diagnostic]:
 def _own(given: WeightsOptions, config: Mapping[str, Any] | None) -> tuple[Path, Path, str]:
     """Write a checkpoint of a run in another format; the folder, what was read, and a remark on that."""
     from meshwright.run.checkpoint.format import find, read_index
+    from meshwright.run.new_folder import refuse
     from meshwright.run.settings import DTYPES as TYPES
-    from meshwright.run.weights import export_weights, refuse
+    from meshwright.run.weights import export_weights
 
     source, dtype = find(given.checkpoint), TYPES[given.dtype] if given.dtype else None
     if config is not None:
@@ -144,9 +145,9 @@ def _foreign(given: WeightsOptions, config: Mapping[str, Any]) -> tuple[Path, Pa
     from meshwright.run.checkpoint.dcp import into_checkpoint
     from meshwright.run.checkpoint.dcp_weights import convert_distributed
     from meshwright.run.checkpoint.format import Meta, identity
+    from meshwright.run.new_folder import refuse
     from meshwright.run.published import published_tensors
     from meshwright.run.settings import DTYPES as TYPES
-    from meshwright.run.weights import refuse
     from meshwright.spec.model import load
     from meshwright.spec.workload import Train
 

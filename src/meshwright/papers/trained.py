@@ -27,7 +27,7 @@ EXPERTS = transformer(**_SHAPE, **_EXPERTS, max_seq_len=32, name="small with exp
 _SHALLOW = _SHAPE | {"layers": 2}
 SHALLOW = transformer(**_SHALLOW, max_seq_len=32, name="shallow")
 SHALLOW_EXPERTS = transformer(**_SHALLOW, **_EXPERTS, max_seq_len=32, name="shallow with experts")
-_STATES = {
+STATES = {
     "architectures": ["Mamba2ForCausalLM"],
     "model_type": "mamba2",
     "hidden_size": 32,
@@ -56,7 +56,7 @@ def model_of(plan: Plan) -> Model:
     """The small model that a plan is trained on: one with experts where it spreads experts, one with states where it
     hands states on, and deeper where a pipeline cuts its layers."""
     if plan.sequence.scans == HANDED:
-        return from_config(_STATES, name="small with states")
+        return from_config(STATES, name="small with states")
     if plan.layout.pp > 1:
         return EXPERTS if plan.experts.ep > 1 else DENSE
     return SHALLOW_EXPERTS if plan.experts.ep > 1 else SHALLOW

@@ -6,12 +6,9 @@ process to hold a whole tensor: what all have written is then put together tenso
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import os
 import re
-import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -30,6 +27,7 @@ from meshwright.run.checkpoint.format import Meta, find, identity
 from meshwright.run.checkpoint.loading import CheckpointReader, Source, fill, some
 from meshwright.run.checkpoint.saving import save
 from meshwright.run.mesh import AxisGroup
+from meshwright.run.new_folder import new_folder, refuse
 from meshwright.run.pieces import Parameter, Part, TensorPiece
 from meshwright.spec.architecture import Model
 
@@ -246,44 +244,11 @@ def export_weights(
     wrong = reader.wrong()
     if wrong:
         raise MeshwrightError(wrong)
-    temporary = folder.parent / f".{folder.name}.{secrets.token_hex(4)}.part"
-    try:
-        temporary.mkdir(parents=True)
+    with new_folder(folder) as temporary:
         _write(reader, temporary, dtype, shard_bytes)
         if config is not None:
-            said = {key: value for key, value in config.items() if not key.startswith("_") and key != "torch_dtype"}
-            text = json.dumps(said | {"dtype": _type_name(reader, dtype)}, indent=2)
-            safetensors_file.write_file(temporary / CONFIG, text.encode())
-        safetensors_file.sync_folder(temporary)
-        temporary.rename(folder)  # onto nothing or an empty folder
-    except OSError as error:
-        raise unwritten(folder, error.strerror or str(error)) from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+            write_config(temporary, config, _type_name(reader, dtype))
     return folder
-
-
-def refuse(folder: Path) -> None:
-    """Refuse a folder to write into, before anything is read of a checkpoint that may be large.
-
-    Raises:
-        MeshwrightError: H008 when the folder has something in it, or cannot be made.
-    """
-    try:
-        full = folder.exists() and any(folder.iterdir())
-    except OSError as error:
-        raise unwritten(folder, error.strerror or str(error)) from None
-    if full:
-        raise unwritten(folder, os.strerror(errno.ENOTEMPTY))
-    there = next(above for above in folder.absolute().parents if above.exists())
-    if not there.is_dir():
-        raise unwritten(folder, os.strerror(errno.ENOTDIR))
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise unwritten(folder, os.strerror(errno.EACCES))
-
-
-def unwritten(folder: Path, why: str) -> MeshwrightError:
-    return MeshwrightError.one("H008", f"cannot write weights: {why}", place=str(folder), help="name a new folder")
 
 
 def save_weights(
@@ -315,6 +280,12 @@ def save_weights(
         if group.index == 0:
             shutil.rmtree(beside, ignore_errors=True)
     return folder
+
+
+def write_config(folder: Path, config: Mapping[str, Any], dtype: str) -> None:
+    """Write a model's ``config.json`` beside its weights, which are of that type."""
+    said = {key: value for key, value in config.items() if not key.startswith("_") and key != "torch_dtype"}
+    safetensors_file.write_file(folder / CONFIG, json.dumps(said | {"dtype": dtype}, indent=2).encode())
 
 
 def _types(reader: CheckpointReader, dtype: torch.dtype | None) -> dict[str, torch.dtype]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import secrets
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +11,8 @@ import torch
 from meshwright.errors import MeshwrightError
 from meshwright.run import safetensors_file
 from meshwright.run.checkpoint.dcp import DistributedReader
-from meshwright.run.weights import CONFIG, assembled, matched, refuse, unwritten, write_tensors
+from meshwright.run.new_folder import new_folder, refuse
+from meshwright.run.weights import assembled, matched, write_config, write_tensors
 from meshwright.spec.architecture import Model
 
 
@@ -51,20 +49,10 @@ def convert_distributed(
         safetensors_file.TensorHeader(name, dtype or _type_of(saved, name, most), tuple(shape))
         for name, shape in sorted(wanted.items())
     ]
-    temporary = folder.parent / f".{folder.name}.{secrets.token_hex(4)}.part"
-    try:
-        temporary.mkdir(parents=True)
+    with new_folder(folder) as temporary:
         write_tensors(temporary, heads, lambda head: assembled(sources[head.name], head.dtype))
         if config is not None:
-            said = {key: value for key, value in config.items() if not key.startswith("_") and key != "torch_dtype"}
-            text = json.dumps(said | {"dtype": str(most).removeprefix("torch.")}, indent=2)
-            safetensors_file.write_file(temporary / CONFIG, text.encode())
-        safetensors_file.sync_folder(temporary)
-        temporary.rename(folder)  # onto nothing or an empty folder
-    except OSError as error:
-        raise unwritten(folder, error.strerror or str(error)) from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+            write_config(temporary, config, str(most).removeprefix("torch."))
     return folder
 
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import json
 import math
-import secrets
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +27,9 @@ from meshwright.run.lora.base import Base
 from meshwright.run.lora.formats import FORMATS
 from meshwright.run.lora.formats import quantise as quantised
 from meshwright.run.mesh import AxisGroup
+from meshwright.run.new_folder import new_folder
 from meshwright.run.pieces import PARAM, Parameter, Part, TensorPiece
-from meshwright.run.weights import assembled, matched, open_weights, own_shapes, unwritten, write_tensors
+from meshwright.run.weights import assembled, matched, open_weights, own_shapes, write_tensors
 from meshwright.run.weights import digest as weights_digest
 from meshwright.spec import naming
 from meshwright.spec.architecture import Model
@@ -244,7 +243,7 @@ def export_adapter(checkpoint: str | Path, folder: str | Path, *, over: bool = F
     names = sorted(reader.index.tensors)
     heads = [safetensors_file.TensorHeader(PREFIX + n, torch.float32, reader.index.tensors[n]) for n in names]
     values = (_tensor(reader, name) for name in names)
-    with _new_folder(folder, over) as temporary:
+    with new_folder(folder, over=over) as temporary:
         known = {"format": "pt"} | ({BASE: record.digest} if record.digest else {})
         safetensors_file.write(temporary / TENSORS, heads, values, **known)
         safetensors_file.write_file(temporary / CONFIG, json.dumps(config, indent=2).encode())
@@ -278,7 +277,7 @@ def export_merged(checkpoint: str | Path, weights: str | Path, folder: str | Pat
 
     types = {name: source.values().dtype for name, source in there.items()}
     heads = [safetensors_file.TensorHeader(n, types[n], tuple(there[n].block.shape)) for n in sorted(there)]
-    with _new_folder(folder, over) as temporary:
+    with new_folder(folder, over=over) as temporary:
         write_tensors(temporary, heads, value)
         beside = Path(weights)
         for file in (f for pattern in BESIDE for f in beside.glob(pattern) if beside.is_dir()):
@@ -310,29 +309,3 @@ def _tensor(reader: CheckpointReader, name: str) -> torch.Tensor:
     piece = TensorPiece(PARAM, Parameter(name, shape, (part,)), 0, made.numel(), made.view(-1), True)
     fill([piece], reader.sources)
     return made
-
-
-@contextmanager
-def _new_folder(folder: Path, over: bool) -> Iterator[Path]:
-    """A folder to write into, which becomes `folder` when all is written, in the place of one that is there."""
-    temporary = folder.parent / f".{folder.name}.{secrets.token_hex(4)}.part"
-    old = temporary.with_suffix(".old")
-    try:
-        if not over and folder.exists() and any(folder.iterdir()):
-            raise unwritten(folder, "Directory not empty")
-        temporary.mkdir(parents=True)
-        yield temporary
-        safetensors_file.sync_folder(temporary)
-        if over and folder.exists():
-            folder.rename(old)
-        try:
-            temporary.rename(folder)
-        except OSError:
-            if old.exists():
-                old.rename(folder)
-            raise
-    except OSError as error:
-        raise unwritten(folder, error.strerror or str(error)) from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)

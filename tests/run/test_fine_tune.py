@@ -22,8 +22,9 @@ from meshwright.plan import parse as parse_plan
 from meshwright.run import data
 from meshwright.run.data import tokenizer
 from meshwright.run.lora.formats import FORMATS, quantise
-from meshwright.run.lora.peft import _new_folder, load_adapter, load_base, read_config
+from meshwright.run.lora.peft import load_adapter, load_base, read_config
 from meshwright.run.mesh import alone
+from meshwright.run.new_folder import new_folder
 from meshwright.run.settings import Settings
 from meshwright.run.trainer import Trainer
 from meshwright.spec.model import load
@@ -222,7 +223,7 @@ def test_a_folder_that_cannot_take_its_place_leaves_the_older_one_there(tmp_path
         return rename(self, to)
 
     monkeypatch.setattr(Path, "rename", fails)
-    with pytest.raises(MeshwrightError, match="H008"), _new_folder(folder, over=True):
+    with pytest.raises(MeshwrightError, match="H008"), new_folder(folder, over=True):
         pass
     assert [one.name for one in tmp_path.iterdir()] == ["adapter"] and (folder / "older").exists()
 
