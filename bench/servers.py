@@ -32,8 +32,9 @@ import numpy as np
 
 from bench.tiny_models import write_gguf, write_hugging_face
 from meshwright.answer.server import predict_server
-from meshwright.calibrate.server import fit_server, report
+from meshwright.calibrate.server import fit_server
 from meshwright.calibrate.server_probes import Prober
+from meshwright.calibrate.server_report import report
 from meshwright.cost.engine import EngineProfile
 from meshwright.spec.serve import Serve, parse
 from meshwright.traffic.session import opened, replayed

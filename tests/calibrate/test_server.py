@@ -9,9 +9,11 @@ import pytest
 
 from meshwright.answer.server import predict_server, server_replica
 from meshwright.calibrate import engine
-from meshwright.calibrate.server import fit_server, report
+from meshwright.calibrate.server import fit_server, steadied
 from meshwright.calibrate.server_probes import Prober, tpot_of
-from meshwright.cli import main
+from meshwright.calibrate.server_report import doubts, report
+from meshwright.calibrate.server_terms import Terms, begun
+from meshwright.cli import calibrate_server, main
 from meshwright.cost.engine import load
 from meshwright.errors import MeshwrightError
 from meshwright.spec.serve import parse
@@ -34,7 +36,7 @@ def probed():
         async with serving(app(server), server) as url:
             session = await opened(url, salt=5)
             clock = asyncio.get_running_loop().time
-            probes = await Prober(session, longest=256, budget_s=60.0, say=lambda line: None, clock=clock).make()
+            probes = await Prober(session, longest=256, budget_s=120.0, say=lambda line: None, clock=clock).make()
             unseen = []
             for words in UNSEEN:
                 serve = parse(words)
@@ -73,7 +75,7 @@ def test_probes_find_the_limits_of_a_server(fitted):
     # it computes a prompt at a time, before anybody's next token, for four requests, and keeps what they share
     assert (server.policy, server.budget, server.max_batch, server.reached) == ("vllm-v0", 1, 4, 4)
     assert (server.prefix_cache, server.slots, server.kv_tokens) == (True, 0, 0)
-    assert set(fitted.left_out) == {"prefix", "ladder", "room", "mix", "random", "again"}
+    assert set(fitted.left_out) == {"prefix", "ladder", "room", "mix", "random"}
     assert "4 at a time, prefixes kept" in report(fitted)[0]
 
 
@@ -93,19 +95,77 @@ def test_tokens_that_come_together_tell_no_time_of_one():
     assert np.isnan(found[:2]).all() and found[2] == pytest.approx(0.1)
 
 
-def test_a_server_whose_pace_changes_is_said_to(probed, fitted):
+def of_rounds(probed, *paces, kinds=("single",)):
+    """The first rounds' probes of those kinds, each round at a pace."""
+    found = []
+    for turn, pace in enumerate(paces):
+        for probe in {p.name: p for p in reversed(probed[0]) if p.name in kinds}.values():
+            requests = msgspec.structs.replace(probe.requests, arrival_s=probe.requests.arrival_s * pace)
+            times = {name: getattr(probe, name) * pace for name in ("ttft", "tpot", "e2e")}
+            found.append(probe._replace(requests=requests, at_s=float(turn), **times))
+    return found
+
+
+def test_rounds_of_probes_are_made_as_long_as_there_is_time(probed, fitted):
+    made = [p.name for p in probed[0]]
+    assert made[0] == made[-1] == "single" and made.count("single") == 4 and made.count("ladder 16") == 3
     assert fitted.drift == pytest.approx(0.0, abs=1e-4)
-    slower = [
-        p._replace(ttft=p.ttft * 1.5, tpot=p.tpot * 1.5, e2e=p.e2e * 1.5) if p.name == "again" else p for p in probed[0]
+    assert fitted.doubts == () and fitted.without == ()
+
+
+def test_a_server_whose_pace_changes_is_measured_at_its_median_pace(probed):
+    probes = of_rounds(probed, 1.0, 2.0, 0.8, kinds=("single", "ladder 4"))
+    steady, drift = steadied(probes)
+    assert drift == pytest.approx(2.0 / 0.8 - 1)
+    # the paces are 1, 2 and 0.8 times that of the first round, which is their median
+    for probe, same in zip(steady, of_rounds(probed, 1.0, 1.0, 1.0, kinds=("single", "ladder 4"))):
+        assert probe.ttft == pytest.approx(same.ttft) and probe.e2e == pytest.approx(same.e2e)
+        assert probe.requests.arrival_s == pytest.approx(same.requests.arrival_s)
+    found = fit_server([p for p in probes if p.name == "single"], model="tiny", url="x", name="x")
+    assert found.drift == pytest.approx(1.5) and not found.doubts
+    assert any("took +150% in the slowest round" in line for line in report(found))
+
+
+def test_a_profile_that_probes_contradict_is_not_written(probed, tmp_path, monkeypatch, capsys):
+    # prompts that come at once take five times as long, and single ones between them say nothing of it
+    odd = [
+        p._replace(ttft=p.ttft * 5, tpot=p.tpot * 5, e2e=p.e2e * 5) if p.name == "room" else p
+        for p in of_rounds(probed, 1.0, kinds=("single", "room"))
     ]
-    found = fit_server([p for p in slower if p.name in ("single", "again")], model="tiny", url="x", name="x")
-    assert found.drift == pytest.approx(0.5, abs=1e-3)
-    assert any("took +50% at the end" in line for line in report(found))
+
+    async def made(*_):
+        return odd, "http://there", "tiny"
+
+    monkeypatch.setattr(calibrate_server, "_probed", made)
+    path = tmp_path / "mine.toml"
+    path.write_text("what was there")
+    assert main(["calibrate", "--server", "http://there", "--save", str(path)]) == 1
+    said = capsys.readouterr()
+    assert "! not to be believed: TTFT of probes that the fit did not see is off by" in said.out
+    assert "mine.toml is not written: " in said.err and path.read_text() == "what was there"
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_times_outside_of_what_was_measured_are_doubted(probed, fitted):
+    single = [p for p in probed[0] if p.name == "single"]
+    terms = Terms(begun(single).shape, np.full(8, 1e-3))
+    assert doubts(single, fitted.profile, terms, fitted.left_out) == ()
+    times = msgspec.structs.replace(fitted.profile.iterations[0], prefill_ms=(0.0, 0.1, 0.0))
+    fast = msgspec.structs.replace(fitted.profile, iterations=(times,))
+    assert "the time to the first token of a single prompt of 16 tokens" in doubts(single, fast, terms, {})[0]
+    high = terms._replace(values=np.array([c.high for c in terms.shape.constants]))
+    assert (
+        "front_us" in doubts(single, fitted.profile, high, {})[0] and len(doubts(single, fitted.profile, high, {})) == 8
+    )
+    # terms that were taken away lie on no bound
+    assert doubts(single, fitted.profile, terms.without(("token_us",)), {}) == ()
 
 
 def test_a_server_that_forgets_prefixes_is_found_to(probed):
     # the same probes of a server whose repeated prompts take as long as its new ones, and which says nothing
-    probes = [p._replace(cached=np.full(len(p.requests), -1)) for p in probed[0] if p.name != "random 75%"]
+    probes = [
+        p._replace(cached=np.full(len(p.requests), -1)) for p in of_rounds(probed, 1.0, kinds=("single", "prefix"))
+    ]
     prefix = next(p for p in probes if p.name == "prefix")
     tokens = prefix.requests.prompt
     took = 0.02 + 0.001 * tokens + 3 * 0.012
@@ -113,7 +173,7 @@ def test_a_server_that_forgets_prefixes_is_found_to(probed):
     probes[next(i for i, p in enumerate(probes) if p is prefix)] = prefix._replace(
         requests=at, ttft=0.02 + 0.001 * tokens, e2e=took
     )
-    found = fit_server([p for p in probes if p.name in ("single", "prefix")], model="tiny", url="x", name="x").profile
+    found = fit_server(probes, model="tiny", url="x", name="x").profile
     assert found.server.prefix_cache is False
     assert found.server.reached == 1 < found.server.max_batch  # nobody asked for two at a time
     busy = predict_server(found, parse("batch=3,prompt=60,output=9,requests=3"))

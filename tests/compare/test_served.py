@@ -7,7 +7,7 @@ import pytest
 
 from meshwright.answer.server import predict_server
 from meshwright.calibrate import engine
-from meshwright.calibrate.server import _Server, profile_of
+from meshwright.calibrate.server_terms import TriedServer, profile_of
 from meshwright.cli import main
 from meshwright.compare.served import compare_served
 from meshwright.spec.serve import parse
@@ -19,7 +19,7 @@ from meshwright.traffic.timeline import timeline
 
 #: A server that takes 10 ms and 1 ms a token for a prompt, and 20 ms a next token, one request at a time.
 PROFILE = profile_of(
-    _Server("tiny", "orca", 0, 1, False, False, 0), np.array([0, 0, 10_000, 1_000, 0, 20_000, 0, 0.0]), "there"
+    TriedServer("tiny", "orca", 0, 1, False, False, 0), np.array([0, 0, 10_000, 1_000, 0, 20_000, 0, 0.0]), "there"
 )
 WORDS = "rate=1,prompt=90,output=11,requests=20,seed=2"
 

@@ -21,6 +21,7 @@ import numpy as np
 from meshwright.answer.latency import times_of
 from meshwright.answer.replica import built, host_times, paced
 from meshwright.atomic import write_bytes
+from meshwright.calibrate.fitting import bounded_step
 from meshwright.cost.engine import FORMAT_VERSION, EngineProfile
 from meshwright.cost.standard import serving_costs
 from meshwright.errors import MeshwrightError
@@ -239,21 +240,11 @@ def _step(error: np.ndarray, slope: np.ndarray, weight: np.ndarray, values: np.n
     """Return the change of the constants that lowers the weighted sum of absolute errors most, where these are as the
     derivatives say, within the bounds."""
     known = weight > 0
-    r, w, a = error[known], weight[known], np.array([one[known] for one in slope])
     unit = np.array([constant.step for constant in CONSTANTS])
     low = (np.array([constant.low for constant in CONSTANTS]) - values) / unit
     high = (np.array([constant.high for constant in CONSTANTS]) - values) / unit
-    move = np.zeros(len(unit))
-    for _ in range(20):
-        each = w / np.maximum(np.abs(r + move @ a), SMALL)
-        square = (a * each) @ a.T
-        square[np.diag_indices_from(square)] += 1e-3 * len(r)  # constants that no row tells stay where they are
-        pull = (a * each) @ r
-        for _ in range(50):  # by one constant after the other, each within its bounds
-            for place in range(len(move)):
-                rest = pull[place] + square[place] @ move - square[place, place] * move[place]
-                move[place] = np.clip(-rest / square[place, place], low[place], high[place])
-    return move * unit
+    slopes = np.array([one[known] for one in slope])
+    return unit * bounded_step(error[known], slopes, weight[known], low, high, small=SMALL)
 
 
 def _left_out(

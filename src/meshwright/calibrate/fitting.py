@@ -58,6 +58,9 @@ def fit_constants(
     step = np.full(len(start), FIRST_STEP)
     for _ in range(sweeps):
         for j in range(len(best)):
+            if low[j] == high[j]:  # it stays where it is
+                step[j] = 0.0
+                continue
             for sign in (1.0, -1.0):
                 tried = best.copy()
                 tried[j] = np.clip(max(best[j], 1e-3 * high[j]) * np.exp(sign * step[j]), low[j], high[j])
@@ -71,6 +74,25 @@ def fit_constants(
         if step.max() < LAST_STEP:
             break
     return best
+
+
+def bounded_step(
+    error: np.ndarray, slope: np.ndarray, weight: np.ndarray, low: np.ndarray, high: np.ndarray, *, small: float
+) -> np.ndarray:
+    """Return the move [m] between bounds that lowers the sum of absolute errors [n] times their weights most, where
+    these follow their derivatives ``slope`` [m, n]: bounded least squares whose weights are the inverse errors
+    (iteratively reweighted, Beaton and Tukey 1974). Errors below ``small`` weigh no more."""
+    move = np.zeros(len(slope))
+    for _ in range(20):
+        each = weight / np.maximum(np.abs(error + move @ slope), small)
+        square = (slope * each) @ slope.T
+        square[np.diag_indices_from(square)] += 1e-3 * len(error)  # what no error tells of stays where it is
+        pull = (slope * each) @ error
+        for _ in range(50):  # by one after the other, each within its bounds
+            for place in range(len(move)):
+                rest = pull[place] + square[place] @ move - square[place, place] * move[place]
+                move[place] = np.clip(-rest / square[place, place], low[place], high[place])
+    return move
 
 
 class Grid:

@@ -2,8 +2,11 @@
 
 Single requests over lengths tell what a prompt and a next token take, a ladder of simultaneous ones how many are
 computed at a time and what another sequence adds, prompts that come while others are answered how the two mix, repeated
-beginnings whether prefixes are kept, and random traffic what all of it comes to. Some of the first ones are made again
-at the end, as a server that something else runs beside changes its pace.
+beginnings whether prefixes are kept, and random traffic what all of it comes to.
+
+The first round finds out what can be asked. The same probes are then made again, every other round in reverse, as often
+as there is time: each round begins with the same single requests, and the last one ends with them, so that a server
+whose pace changes, as where other work shares its machine, shows it.
 """
 
 from __future__ import annotations
@@ -24,13 +27,15 @@ from meshwright.traffic.timeline import served
 UNIT = 16
 #: Requests at a time that the ladder goes up to.
 LADDER = (2, 4, 8, 16, 32, 64)
+#: The share of the time that the first round has, and the most rounds.
+FIRST_ROUND, ROUNDS = 0.5, 4
 
 
 class MadeProbe(NamedTuple):
     """A probe that was made: its ``name``, its ``requests`` at the times at which they were sent and as long as they
     were, and the seconds to the first token, a token after it, and to the last one of each [n]; ``tpot`` is NaN of
     answers of one token, and of those whose tokens came together. ``cached`` are the tokens that the server says it
-    had, -1 where it does not say."""
+    had, -1 where it does not say; ``at_s`` is the middle of the time that it took, on the prober's clock."""
 
     name: str
     requests: Requests
@@ -39,6 +44,7 @@ class MadeProbe(NamedTuple):
     e2e: np.ndarray
     cached: np.ndarray
     most_answered: int
+    at_s: float = 0.0
 
 
 class Prober:
@@ -49,14 +55,16 @@ class Prober:
         self, session: Session, *, longest: int, budget_s: float, say: Callable[[str], None], clock: Callable[[], float]
     ):
         self.session, self.say, self.clock = session, say, clock
-        self.longest, self.ends_s = longest, clock() + budget_s
+        self.longest, self.ends_s = longest, clock() + FIRST_ROUND * budget_s
+        self.all_ends_s = clock() + budget_s
         self.budget_s = budget_s
         self.errors: list[str] = []
         self.made: list[MadeProbe] = []
+        self.asked: dict[str, tuple[Requests, float]] = {}
 
     @property
     def left_s(self) -> float:
-        """Seconds that are left."""
+        """Seconds that are left, in the first round of it."""
         return self.ends_s - self.clock()
 
     async def make(self) -> list[MadeProbe]:
@@ -74,8 +82,23 @@ class Prober:
         await self._room(each)
         await self._mix(alone)
         await self._random(each)
-        await self._probe("again", _loop([lengths[1], lengths[-1]] * 2, [12] * 4))
+        await self._again()
         return self.made
+
+    async def _again(self) -> None:
+        """Make the probes again, round after round, as long as one takes no longer than there is time for."""
+        self.ends_s = self.all_ends_s
+        single, took = self.asked.pop("single")
+        others = list(self.asked.items())
+        for _ in range(1, ROUNDS):
+            others.reverse()
+            if self.left_s < 2 * took + min((each for _, (_, each) in others), default=0.0):
+                break
+            await self._probe("single", single)
+            for name, (requests, each) in others:
+                if self.left_s >= each + took:
+                    await self._probe(name, requests)
+        await self._probe("single", single)
 
     async def _ladder(self, each_s: float) -> None:
         """Ask ever more requests at once, as long as one rung takes no more than a sixth of the time."""
@@ -140,7 +163,7 @@ class Prober:
             self.say(f"{name}: no time is left")
             return None
         self.say(f"{name}: {len(requests)} requests, {self.left_s:.0f} s left")
-        prompts = msgspec.structs.replace(self.session.prompts, salt=new_salt())
+        began_s, prompts = self.clock(), msgspec.structs.replace(self.session.prompts, salt=new_salt())
         session = msgspec.structs.replace(self.session, prompts=prompts)
         traffic, _ = await replayed(session, Serve(), requests, timeout_s=max(self.budget_s, 60.0))
         self.errors += [one.error for one in traffic.records.values() if one.error]
@@ -161,7 +184,9 @@ class Prober:
             e2e=times.end_s - times.arrival_s,
             cached=np.array([one.cached for one in found]),
             most_answered=times.peak_batch,
+            at_s=(began_s + self.clock()) / 2,
         )
+        self.asked.setdefault(name, (requests, self.clock() - began_s))
         self.made.append(made)
         return made
 

@@ -18,7 +18,7 @@ OTHERS = ("data", "runs", "here", "only", "out", "device", "framework")
 
 
 def run_server(given: Any, wrong: list[Diagnostic]) -> int:
-    """0 when the server was probed and its profile fitted."""
+    """0 when the server was probed and its profile fitted, 1 where it cannot be believed, and is not written."""
     for name in OTHERS:
         if getattr(given, name):
             message = f"--server probes a server, and --{name} is of other measurements"
@@ -41,14 +41,18 @@ def run_server(given: Any, wrong: list[Diagnostic]) -> int:
         _probed(given, key, said.get("seconds", USUAL_S), said.get("longest", USUAL_LONGEST))
     )
     from meshwright.atomic import write_bytes
-    from meshwright.calibrate import engine, server
+    from meshwright.calibrate import engine, server, server_report
 
     name = Path(given.save).stem if given.save else "server"
     found = server.fit_server(probes, model=model, url=where, name=name, say=note)
     if given.json:
         print_json(found)
     else:
-        print("\n".join(server.report(found)))
+        print("\n".join(server_report.report(found)))
+    if found.doubts:
+        note(f"{f'{given.save} is not written' if given.save else 'no profile'}: {found.doubts[0]}")
+        note("probe it again when its machine is quiet, or for longer: --seconds 600")
+        return 1
     if given.save:
         write_bytes(Path(given.save), engine.as_toml(found.profile).encode())
         note(f"wrote {given.save}: meshwright predict --serve ... --engine-profile {given.save}")
