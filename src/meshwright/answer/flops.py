@@ -49,10 +49,11 @@ def _flops(model: Model, train: Train, drawn: Drawn | None, *, masked: bool, fro
 
 
 def executed_ratio(run: Simulated) -> float:
-    """The operations executed over operations without recompute, from the priced tasks."""
+    """The operations executed over operations without recompute, from the priced tasks; a reference that moves in a
+    ``share`` of the steps takes a pass more in those."""
     keys = run.lowered.graph.cost_key
     flops, repeated = float(run.priced.flops[keys].sum()), float(run.priced.repeated[keys].sum())
-    return flops / (flops - repeated) if flops > repeated else 1.0
+    return flops * (1 + run.share) / (flops - repeated) if flops > repeated else 1.0
 
 
 def dense_peak(lowered: Lowered, *, computing: bool = False) -> float:

@@ -257,6 +257,12 @@ def _approximate(plan: Plan, train: Train, rounds: RoundTimes | None) -> tuple[s
             f"sync={plan.sync.policy} is approximate: a step goes by the slope along one direction for every replica, "
             "of as many as there are parameters",
         )
+    if policy.reference:
+        return (
+            f"sync={plan.sync.policy} is approximate: a step goes by the gradient half-way, of which replicas send in "
+            f"{policy.codec} what it differs from that at a reference; in {_often(policy.reference)} the "
+            "reference moves, by a pass more whose gradients travel as they are. The step time is the mean",
+        )
     if rounds is None and not policy.coded and not policy.exact:
         return (
             f"sync={plan.sync.policy} is approximate: the {policy.combine} of what replicas bring is not their sum",
@@ -284,6 +290,10 @@ def _approximate(plan: Plan, train: Train, rounds: RoundTimes | None) -> tuple[s
         + _told(rounds)
         + ("" if train.lengths is None else ", and all microbatches are taken to hold documents of mean length"),
     )
+
+
+def _often(every: int) -> str:
+    return "every step" if every == 1 else f"one of {every} steps, by chance,"
 
 
 def _mixed(plan: Plan, policy: SyncPolicy, rounds: RoundTimes | None) -> str:
@@ -326,6 +336,11 @@ def _told(rounds: RoundTimes) -> str:
 def _attribution(run: Simulated, timeline: Timeline) -> dict[str, float]:
     """Seconds of a step by cause; of replicas that average now and then, in the mean over a round."""
     split, one = attribution(timeline, run.priced.parts), run.round
+    if run.moving is not None:
+        more = attribution(
+            from_times(run.moving.lowered.graph, run.moving.start_s, run.moving.end_s), run.moving.priced.parts
+        )
+        return {cause: seconds + run.share * more[cause] for cause, seconds in split.items()}
     if one is None:
         return split
     inner = attribution(from_times(run.lowered.graph, *one.times), one.causes)

@@ -19,18 +19,23 @@ def sensitivities(run: Simulated, costs: Costs) -> tuple[Sensitivity, ...]:
     if run.priced.parts[:, CAUSE["host"]].any():
         named.append(("host", "host 10% faster"))
     named += [(level, f"{level} links 10% faster") for level in levels]
-    programs = run.lowered.programs
     under = [(Pricer(faster), faster) for faster in (costs.faster(name, 1.1) for name, _ in named)]
-    if run.round is None:
-        steps = step_times(run.lowered, [(one.all(programs), faster) for one, faster in under])
-    else:
-        steps = [timed(run.lowered, faster, one).step_time_s for one, faster in under]
+    steps = _steps(run, under)
+    if run.moving is not None:
+        steps = [own + run.share * more for own, more in zip(steps, _steps(run.moving, under))]
     out = []
     for (name, what), step in zip(named, steps):
         change = step / run.step_time_s - 1
         if abs(change) > 5e-5:
             out.append(Sensitivity(name=name, what=what, change=change))
     return tuple(sorted(out, key=lambda s: s.change))
+
+
+def _steps(run: Simulated, under: list[tuple[Pricer, Costs]]) -> list[float]:
+    """Seconds of a step by each of these prices."""
+    if run.round is not None:
+        return [timed(run.lowered, faster, one).step_time_s for one, faster in under]
+    return step_times(run.lowered, [(one.all(run.lowered.programs), faster) for one, faster in under])
 
 
 def used_levels(run: Simulated) -> dict[str, None]:

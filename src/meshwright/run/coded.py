@@ -23,8 +23,9 @@ from meshwright.sync.codecs.powersgd import begun, summed
 from meshwright.sync.fragments import SIGN, TIED, Fragment
 from meshwright.sync.record import ADDED
 
-#: What a codec lost, and what gathers with momentum: states of a rank, in checkpoints.
-LOST, GATHERED = "code_lost", "code_momentum"
+#: What a codec lost, what gathers with momentum, and a gradient from which differences are sent: states of a rank, in
+#: checkpoints.
+LOST, GATHERED, OWN_REFERENCE = "code_lost", "code_momentum", "code_reference"
 #: Types of values on their way.
 _CARRIED = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -289,7 +290,7 @@ Anew = list[Added]
 
 def of_code(key: str) -> bool:
     """Whether a state is what a codec keeps."""
-    return key.partition("@")[0] in (LOST, GATHERED, FACTOR)
+    return key.partition("@")[0] in (LOST, GATHERED, FACTOR, OWN_REFERENCE)
 
 
 def laid_anew(pieces: Iterable[TensorPiece], before: int, now: int) -> tuple[list[TensorPiece], Anew]:
@@ -302,7 +303,7 @@ def laid_anew(pieces: Iterable[TensorPiece], before: int, now: int) -> tuple[lis
     wanted, anew = [], []
     for piece in pieces:
         key, _, mine = piece.key.partition("@")
-        if key not in (LOST, GATHERED):
+        if key not in (LOST, GATHERED, OWN_REFERENCE):
             continue
         parts = []
         for old in range(int(mine or 0), before, now):

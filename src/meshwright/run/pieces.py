@@ -8,14 +8,21 @@ optimizer.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from meshwright.run.mesh import ProcessMesh
 
 #: The state of the parameters themselves.
 PARAM = "param"
 #: The state of tensors that are no parameters: the factor that a code's next power iteration begins with.
 FACTOR = "code_factor"
+#: The point at which all replicas know the gradient of all.
+POINT = "reference_point"
 
 
 class Part(NamedTuple):
@@ -57,3 +64,13 @@ class TensorPiece(NamedTuple):
     stop: int
     values: torch.Tensor
     owner: bool
+
+
+def alike(stages: Iterable[nn.Module], mesh: ProcessMesh) -> list[TensorPiece]:
+    """Return the parameters of stages that are not trained, which every replica holds alike."""
+    out, first = [], mesh["dp"].index == 0
+    for parameter in (p for stage in stages for p in stage.parameters()):
+        owner = first and mesh["tp"].index % parameter.copies == 0
+        flat = parameter.detach().view(-1)
+        out.append(TensorPiece(PARAM, parameter.info, 0, len(flat), flat, owner))
+    return out

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
 import torch
@@ -44,6 +44,26 @@ class ProjectedSteps:
         mixed = blake2b(repr((self.settings.seed, step, replica, number)).encode(), digest_size=8).digest()
         drawn = torch.Generator(like.device).manual_seed(int.from_bytes(mixed, "little") >> 1)
         return torch.randn(len(like), generator=drawn, dtype=like.dtype, device=like.device)
+
+    def taken(
+        self, step: int, run: Callable[[], torch.Tensor], publish: Callable[[], None]
+    ) -> tuple[float, float, bool]:
+        """Take a step: the loss, the length of the slopes' mean step, and whether it was finite. `run` gives this
+        rank's part of the loss, of parameters that `publish` gives to the passes."""
+        losses, count = [], self.group.size
+        self.begin()
+        for side in (1, -1):
+            self.aside(step, side)
+            publish()
+            losses.append(run())
+        codes = self.exchange(*(float(one) * count for one in losses)).tolist()
+        loss, _, _ = self.optimizer.totals((losses[0] + losses[1]) / 2)
+        finite = NO_NUMBER not in codes and loss == loss and abs(loss) != float("inf")
+        if finite:
+            with recorder().span("optimizer"), torch.no_grad():
+                self.update(step, codes)
+        publish()
+        return loss, sum((code / self.levels) ** 2 for code in codes) ** 0.5 / count, finite
 
     def begin(self) -> None:
         """Remember the parameters as they are."""

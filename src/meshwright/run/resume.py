@@ -10,7 +10,7 @@ from meshwright.run.average import BEGUN, of_round
 from meshwright.run.checkpoint.format import find, read_index
 from meshwright.run.coded import Added, Anew, laid_anew, of_code
 from meshwright.run.outer import MOMENTUM
-from meshwright.run.pieces import PARAM, TensorPiece
+from meshwright.run.pieces import PARAM, POINT, TensorPiece
 from meshwright.run.trainer import Trainer
 from meshwright.sync.policy import read
 from meshwright.sync.rounds import in_common
@@ -55,7 +55,8 @@ def wanted_of(out: str, plan: str, trainer: Trainer) -> tuple[list[TensorPiece],
             found += [p for p in trainer.rounds.pieces() if p.key == MOMENTUM]
     if saved == plan:
         return found, []
-    rest = [p for p in found if not of_code(p.key)]
+    points = before == trainer.plan.sync.policy
+    rest = [p for p in found if not of_code(p.key) and (points or p.key != POINT)]
     if before != trainer.plan.sync.policy or trainer.model.mixtures or trainer.rounds.replicas > 1:
         return rest, []
     parts, anew = laid_anew(found, known.get("copies", 1), trainer.copies)

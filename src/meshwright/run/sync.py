@@ -22,8 +22,9 @@ from meshwright.run.collect import gather_async, reduce_scatter_async
 from meshwright.run.mesh import AxisGroup, ProcessMesh
 from meshwright.run.pieces import Parameter, TensorPiece
 from meshwright.run.record import recorder
+from meshwright.run.referenced import ReferencedSum
 from meshwright.run.shards import Awaited, Run, ShardCode
-from meshwright.sync.fragments import GATHERED, GRADIENTS, LION, PROJECTED, SELF, STEP, Fragment
+from meshwright.sync.fragments import GATHERED, GRADIENTS, LION, PROJECTED, REFERENCE, SELF, STEP, Fragment
 from meshwright.sync.record import NO_CODEC
 
 #: Parts of a model whose gradients are looked at apart.
@@ -171,11 +172,13 @@ class Bucket:
         if ways > 1:
             self.shard_gradient = torch.zeros(width, dtype=grads, device=first.device)
         #: The sum between copies, where it is encoded or is another than the sum.
-        self.code: CodedSum | Ballot | None = None
+        self.code: CodedSum | ReferencedSum | Ballot | None = None
         if not gradient.plain and not where.replica.alone:
             like = torch.empty(0, dtype=grads, device=first.device)
             if gradient.update == LION:
                 self.code = Ballot(gradient, where.replica, width, like)
+            elif gradient.update == REFERENCE:
+                self.code = ReferencedSum(gradient, where.replica, width, like, seed)
             else:
                 self.code = CodedSum(gradient, where.replica, width, like, seed)
         self._summed = False
@@ -300,14 +303,17 @@ class Bucket:
         if self._pending is not None:
             self._settle()
         if self.code is not None:
-            mine = self.gradient_buffer() if self.shard_gradient is None else self.shard_gradient
             if self.shard_gradient is not None:
-                self.code.begin(mine)
-            mine.copy_(self.code.end())
+                self.code.begin(self.shard_gradient)
+            self.mine().copy_(self.code.end())
         elif self.shard_gradient is not None and not self.where.replica.alone:
             said = _said(self.shard_gradient, self.where.replica)
             with recorder().span("all_reduce", "dp", **self.label, **said):
                 dist.all_reduce(self.shard_gradient, group=self.where.replica.handle)
+
+    def mine(self) -> torch.Tensor:
+        """The gradient of what this rank updates."""
+        return self.gradient_buffer() if self.shard_gradient is None else self.shard_gradient
 
     def reset(self) -> None:
         """Forget the gradient: a step begins."""

@@ -34,11 +34,12 @@ from meshwright.run.moments import moments_on
 from meshwright.run.optimizer import Optimizer
 from meshwright.run.parameters import Maker
 from meshwright.run.parts import Pass, Shared
-from meshwright.run.pieces import TensorPiece
+from meshwright.run.pieces import TensorPiece, alike
 from meshwright.run.pipeline import RankPipeline
 from meshwright.run.pools import places
-from meshwright.run.projected import NO_NUMBER, ProjectedSteps
+from meshwright.run.projected import ProjectedSteps
 from meshwright.run.record import recorder
+from meshwright.run.referenced import ReferencedSteps
 from meshwright.run.rotary import rotaries
 from meshwright.run.routing import routers
 from meshwright.run.saved import SavedOnDrives
@@ -154,6 +155,10 @@ class Trainer:
             said = policy["apart"], policy["levels"]
             self.projected = ProjectedSteps(self.exchanges, self.optimizer, mesh["data"], settings, *said)
         apart = [f for f in self.fragments if not f.served]  # clients exchange with a server alone
+        self.referenced: ReferencedSteps | None = None
+        if policy.reference:
+            said = mesh["world"], policy.reference, settings.seed
+            self.referenced = ReferencedSteps(self.exchanges, self.optimizer, *said)
         self.rounds = Rounds(policy, apart, parts, self.optimizer, mesh, settings.seed)
         self._update_early()
         self.groups: GroupRows | None = None
@@ -272,16 +277,13 @@ class Trainer:
         record.step_begin(self.step_count)
         if self.projected is not None:
             return self._projected_step(self.projected, batch)
-        for exchange in self.exchanges:
-            exchange.reset()
-        for router in self.routers:
-            router.begin_step()
         passes = self.passes(batch)
-        total = self.pipeline.run(passes)
-        for one in self.coded:
-            one.advance()
-        for exchange in self.exchanges:
-            exchange.finish()
+        if self.referenced is not None:
+            for wait in self.before_update:  # to go half-way is a write as well
+                wait()
+            self.referenced.begin(self.step_count, partial(self._gradients, passes))
+            self.publish()
+        total = self._gradients(passes)
         for wait in self.before_totals:
             wait()
         # every tensor-parallel rank has the whole loss of its tokens
@@ -296,6 +298,10 @@ class Trainer:
             if self.train.align:
                 self.optimizer.rates = self.spread.rates
         finite = loss == loss and abs(loss) != float("inf") and norm == norm and norm != float("inf")
+        if self.referenced is not None:
+            self.referenced.end(finite)
+            if not finite:
+                self.publish()
         if finite:
             for wait in self.before_update:
                 wait()
@@ -313,26 +319,27 @@ class Trainer:
         record.step_end()
         return StepResult(loss, batch.num_targets or self.train.tokens_per_step, norm, finite)
 
+    def _gradients(self, passes: list[Pass]) -> torch.Tensor:
+        """Run a step's passes and sum their gradients; this rank's part of the loss."""
+        for exchange in self.exchanges:
+            exchange.reset()
+        for router in self.routers:
+            router.begin_step()
+        total = self.pipeline.run(passes)
+        for one in self.coded:
+            one.advance()
+        for exchange in self.exchanges:
+            exchange.finish()
+        return total
+
     def _projected_step(self, steps: ProjectedSteps, batch: Batch) -> StepResult:
-        """One step by slopes of the loss; the norm is the length of the slopes' mean step."""
-        passes, losses, count = self.passes(batch), [], self.mesh["data"].size
+        """One step by slopes of the loss."""
         for wait in self.before_update:  # what is added to measure is a write as well
             wait()
-        steps.begin()
-        for side in (1, -1):
-            steps.aside(self.step_count, side)
-            self.publish()
-            losses.append(self.pipeline.run(passes))
-        codes = steps.exchange(*(float(one) * count for one in losses)).tolist()
-        loss, _, _ = self.optimizer.totals((losses[0] + losses[1]) / 2)
-        finite = NO_NUMBER not in codes and loss == loss and abs(loss) != float("inf")
-        if finite:
-            with recorder().span("optimizer"), torch.no_grad():
-                steps.update(self.step_count, codes)
-        self.publish()
+        passes = self.passes(batch)
+        loss, norm, finite = steps.taken(self.step_count, partial(self.pipeline.run, passes), self.publish)
         self.step_count += finite
         recorder().step_end()
-        norm = sum((code / steps.levels) ** 2 for code in codes) ** 0.5 / count
         return StepResult(loss, batch.num_targets or self.train.tokens_per_step, norm, finite)
 
     def publish(self) -> None:
@@ -354,17 +361,20 @@ class Trainer:
         self.rounds.begin(step)
         for one in self.coded:
             one.set_step(step)
+        if self.referenced is not None:
+            self.referenced.set_step()
         self.publish()
 
     def pieces(self, *, shared: bool = False) -> list[TensorPiece]:
         """Parameters and moments this rank holds, live. Those of replicas that take steps of their own are states of
         their own; `shared`: named as those of a job whose replicas hold the same."""
         if self.place.frozen:
-            return self._kept()
+            return alike(self.stages.values(), self.mesh)
         found = self.optimizer.pieces()
         if shared:
             return found
-        return [*self.rounds.named(found), *(piece for one in self.coded for piece in one.pieces())]
+        points = () if self.referenced is None else self.referenced.pieces()
+        return [*self.rounds.named(found), *points, *(piece for one in self.coded for piece in one.pieces())]
 
     @property
     def copies(self) -> int:
@@ -381,15 +391,6 @@ class Trainer:
     def round_ended(self) -> bool:
         """Whether the steps so far are whole rounds, at whose ends replicas may wait for one another."""
         return self.rounds.ended(self.step_count)
-
-    def _kept(self) -> list[TensorPiece]:
-        """Parameters that are not trained, which every replica holds alike."""
-        out, first = [], self.mesh["dp"].index == 0
-        for parameter in (p for stage in self.stages.values() for p in stage.parameters()):
-            owner = first and self.mesh["tp"].index % parameter.copies == 0
-            flat = parameter.detach().view(-1)
-            out.append(TensorPiece("param", parameter.info, 0, len(flat), flat, owner))
-        return out
 
     def passes(self, batch: Batch) -> list[Pass]:
         """The microbatches of a batch, cut to this context-parallel rank; where ranks share documents in groups of

@@ -19,7 +19,8 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     error of the framework's profile: where that was ``fitted``, of whole measured steps, their kernels' and
     collectives' errors included; else what comes on top of them. ``schedule_params`` are what the schedule was built
     for, besides its size. ``round``: the times are those of the step that exchanges, one of several; None where
-    all steps are alike."""
+    all steps are alike. ``moving``: the step that a plan with a reference point takes besides in a ``share`` of its
+    steps, with a pass of its own, when that point moves."""
 
     lowered: Lowered
     priced: Priced
@@ -29,6 +30,8 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     fitted: bool = False
     schedule_params: dict[str, object] = {}
     round: Round | None = None
+    moving: Simulated | None = None
+    share: float = 0.0
 
     @classmethod
     def of(
@@ -62,5 +65,6 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def step_time_s(self) -> float:
-        """Seconds of a step, in the mean over a round."""
-        return float(self.end_s.max()) if self.round is None else self.round.mean_s
+        """Seconds of a step, in the mean over a round, and over those in which a reference moves."""
+        own = float(self.end_s.max()) if self.round is None else self.round.mean_s
+        return own if self.moving is None else own + self.share * self.moving.step_time_s

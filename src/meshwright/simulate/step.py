@@ -12,6 +12,7 @@ from meshwright.lower.pools import placed
 from meshwright.lower.stages import Stages
 from meshwright.lower.structure import Structure
 from meshwright.plan import Plan
+from meshwright.plan.facets.sync import Sync
 from meshwright.simulate.clock import times
 from meshwright.simulate.price import Pricer
 from meshwright.simulate.schedule_times import fastest_order, takes_times
@@ -19,6 +20,8 @@ from meshwright.simulate.simulated import Simulated
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
+from meshwright.sync.policy import read
+from meshwright.sync.record import USUAL
 
 
 def simulate(
@@ -36,11 +39,38 @@ def simulate(
     here: stages with tables that know their layers, a pricer of these costs, and structures."""
     if plan.several:
         return _joint(plan, model, cluster, train, costs)
+    reference = read(plan.sync.policy).reference
+    if reference:
+        return _referenced(plan, model, cluster, train, costs, reference)
     if takes_times(plan):
         return fastest_order(plan, model, cluster, train, costs)
+    return _alone(plan, model, cluster, train, costs, stages=stages, pricer=pricer, structures=structures)
+
+
+def _alone(
+    plan: Plan,
+    model: Model,
+    cluster: Cluster,
+    train: Train,
+    costs: Costs,
+    *,
+    stages: Stages | None = None,
+    pricer: Pricer | None = None,
+    structures: dict[Facts, Structure] | None = None,
+) -> Simulated:
+    """A plan of one pool, whose schedule takes no times."""
     stages = stages or Stages(plan, model, train, Mesh(plan, cluster))
     found = structured(stages, known=structures)
     return timed(bind(found, stages, costs.framework.defaults.bucket_bytes), costs, pricer)
+
+
+def _referenced(plan: Plan, model: Model, cluster: Cluster, train: Train, costs: Costs, every: int) -> Simulated:
+    """A plan whose gradients are differences to those at a reference. When that moves its own gradients are exchanged
+    as they are, by a pass over the batch before the step's: that is the step of ``sync=step``."""
+    usual = msgspec.structs.replace(plan, sync=Sync(policy=USUAL))
+    one = fastest_order if takes_times(plan) else _alone
+    moving = one(usual, model, cluster, train, costs)
+    return msgspec.structs.replace(one(plan, model, cluster, train, costs), moving=moving, share=1 / every)
 
 
 def _joint(plan: Plan, model: Model, cluster: Cluster, train: Train, costs: Costs) -> Simulated:

@@ -42,8 +42,8 @@ VECTOR = "vector"
 
 
 #: What is made of gradients in place of their sum: Lion's updates, of whose signs the copies keep a ballot; the sign of
-#: what gathers.
-LION, SIGN = "lion", "sign"
+#: what gathers; what they differ from those at a point at which all know the sum.
+LION, SIGN, REFERENCE = "lion", "sign", "reference"
 #: Slopes of the loss along directions, a byte each; what takes them, in place of an optimizer with gradients.
 SLOPES, PROJECTED = "slopes", "projected"
 
@@ -96,8 +96,8 @@ class Fragment(msgspec.Struct, frozen=True, kw_only=True):
     computation, where that goes on.
     ``tensors``: the shapes of the values in their order (vectors may be left out), where they are not sharded
     and the code goes by them. ``update``: what is made of gradients, each copy's own, in place of their sum: signs of
-    Lion's updates that are counted, or the sign of the sum. ``served``: its copies are clients, and exchange it with a
-    server.
+    Lion's updates that are counted, the sign of the sum, or differences to those at a reference point. ``served``: its
+    copies are clients, and exchange it with a server.
     """
 
     what: str
@@ -131,7 +131,8 @@ class Fragment(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def plain(self) -> bool:
         """Whether the values travel as they are, and are added on their way."""
-        return self.codec == NO_CODEC and self.combine in ADDED and self.mix is None
+        whole = self.mix is None and self.update != REFERENCE
+        return self.codec == NO_CODEC and self.combine in ADDED and whole
 
     @property
     def collected(self) -> bool:
@@ -385,6 +386,8 @@ def coded_bytes(f: Fragment) -> tuple[float, float]:
     encoded, decoded = code.moved(length, f.element_bytes)
     change, stepped = (values * length * f.element_bytes for values in _stepped_values(f))
     encoded += change
+    if f.update == REFERENCE:  # a gradient and that at the reference read, their difference written; its sum added
+        encoded, stepped = encoded + 3 * length * f.element_bytes, stepped + 3 * length * f.element_bytes
     if f.mix is not None:
         heard = 0 if code.exact else 1 + most_heard(f.mix.graph, f.replica.size)
         return encoded, decoded * heard + stepped

@@ -14,6 +14,7 @@ def unhooked(policy: SyncPolicy) -> list[str]:
             (f"it exchanges once in {policy.spacing:.4g} steps", policy.spacing != 1),
             (f"it exchanges {' and '.join(policy.fragments)}", policy.fragments != (GRADIENTS,)),
             (f"its result is applied {policy.delay} steps later", policy.delay != 0),
+            ("it takes gradients half-way", policy.reference != 0),
             (f"it sends updates of {policy.rule.optimizer}", bool(policy.rule.optimizer)),
             ("its replicas are clients of a server", policy.rule.decider is not None),
             ("it encodes some layers, and a hook sees none", policy.undecided or policy.layers is not None),

@@ -78,8 +78,9 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
     still to choose them. ``group``: who meets whom, all or by a graph some. ``codec``: a codec with its options, as
     ``int8`` or ``topk:share=0.01``. ``combine``: the sum or the mean of what arrives, or a combine with its options, as
     ``trimmed:cut=2``. ``outer``: the step that applies it. ``delay``: steps after which it does, while training goes
-    on. The ``rule`` that chose them has ``values`` for its ``options`` (and the codec's, the combine's and the
-    graph's), by name.
+    on. ``reference``: gradients travel as what they differ from those at a point that moves once in so many steps in
+    the mean, 0 where they travel themselves. The ``rule`` that chose them has ``values`` for its ``options`` (and the
+    codec's, the combine's and the graph's), by name.
     """
 
     rule: SyncRule
@@ -98,6 +99,7 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
     combine: str
     outer: Outer = Outer()
     delay: int = 0
+    reference: int = 0
 
     def __getitem__(self, option: str) -> Any:
         return self.values[option]
@@ -105,7 +107,7 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         said = {
             "when": self._when,
-            "fragments": "+".join(self.fragments) + self._parted,
+            "fragments": "+".join(self.fragments) + self._parted + self._differing,
             "group": self.group,
             "codec": self.codec,
             "combine": self.combine,
@@ -127,6 +129,12 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
         if self.layers is not None:
             some = f" encoded in layers {runs(self.layers)}"
         return parts + (" from the backward on" if self.early else "") + some
+
+    @property
+    def _differing(self) -> str:
+        if not self.reference:
+            return ""
+        return " less those at a reference" + (f" of {self.reference} steps" if self.reference > 1 else "")
 
     @property
     def text(self) -> str:
@@ -169,7 +177,7 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def plain(self) -> bool:
         """Whether values travel as they are, and are added on their way."""
-        return not self.coded and self.combine in ADDED
+        return not self.coded and self.combine in ADDED and not self.reference
 
     @property
     def exact(self) -> bool:

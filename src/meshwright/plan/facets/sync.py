@@ -40,6 +40,13 @@ def _wrong(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator
             place=f"plan.sync.policy = {said.text}",
             help=f"say optimizer={wanted} in the workload, or drop sync",
         )
+    if said.reference and (train.grow or train.align or train.clusters):
+        yield Diagnostic(
+            code="Y003",
+            message="a step's gradient is that of a point half-way, and the workload goes by those of its parameters",
+            place=f"plan.sync.policy = {said.text}",
+            help="drop grow, align and clusters from the workload, or drop sync",
+        )
     if said.early and (train.optimizer in LAYERWISE or train.align):
         yield Diagnostic(
             code="Y003",

@@ -31,6 +31,7 @@ MODULES = [
     "meshwright.sync.rules.dist_lion",
     "meshwright.sync.rules.demo",
     "meshwright.sync.rules.one_byte",
+    "meshwright.sync.rules.masha",
     "meshwright.sync.rules.diloco",
     "meshwright.sync.rules.late",
     "meshwright.sync.rules.clients",
