@@ -20,6 +20,11 @@ def test_a_taken_port_is_an_error_when_it_was_asked_for_and_replaced_when_not():
             assert free.getsockname()[1] not in (0, port)
 
 
+def test_pieces_of_an_answer_do_not_wait_for_one_another():
+    with bind("127.0.0.1", 0, 0) as made, socket.create_connection(made.getsockname()), made.accept()[0] as accepted:
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_a_host_that_is_none_is_an_error():
     with pytest.raises(MeshwrightError) as refused:
         bind("256.1.1.1", 0, 0)

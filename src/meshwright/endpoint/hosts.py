@@ -67,6 +67,9 @@ def _bound(host: str, port: int) -> socket.socket:
     family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     made = socket.socket(family, kind)
     try:
+        # asyncio sets it on sockets that name their protocol alone; without it each piece of an answer waits until
+        # the one before was acknowledged, so that a first token comes with the second (Nagle, RFC 896)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)
         made.listen(128)
