@@ -65,9 +65,11 @@ def built(
     profile: EngineProfile,
     tables: dict[Hashable, IterationCosts] | None = None,
     split: bool = True,
+    taken: float = 0.0,
 ) -> BuiltReplica:
     """Return the replica of a legal plan for requests. `tables` keeps prices that replicas alike share: those of the
-    same model, cluster, costs and profile. Without `split` prices are not told by causes."""
+    same model, cluster, costs and profile. Without `split` prices are not told by causes. So many bytes of every device
+    are `taken` by others."""
     policy = serving.get("batching", serve.engine.policy)
     kept = kv_shares(serve, model)
     device, one = cluster.islands[0].device, alone(plan)
@@ -78,7 +80,9 @@ def built(
     largest = {"tokens": min(tokens, MOST_TOKENS), "batch": batch, "context": int(length.max())}
     reserved = reserved_bytes(serve, requests, forward)
     drafting = draft_part(serve.engine, model, one, cluster, costs, largest, token_s)
-    memory, blocks = kv_memory(forward, device, profile, serve, length, min(tokens, 1 << 20), batch, drafting, reserved)
+    memory, blocks = kv_memory(
+        forward, device, profile, serve, length, min(tokens, 1 << 20), batch, drafting, reserved, taken
+    )
     memory = tuple(msgspec.structs.replace(rank, multiplicity=rank.multiplicity * plan.layout.dp) for rank in memory)
     lenders = plan.layout.dp if serve.engine.borrow else 1
     if not serve.engine.kv_blocks and lenders * blocks * serve.engine.block < int(length.min()):
@@ -122,7 +126,7 @@ def built(
     if serve.engine.budget == AUTO_BUDGET and serve.tpot is not None:
         found = msgspec.structs.replace(serve.engine, budget=budget_within(replica, requests, serve.tpot.seconds))
         serve = msgspec.structs.replace(serve, engine=found)  # a smaller budget leaves more of the memory
-        return built(model, cluster, serve, plan, requests, costs, profile, tables, split)
+        return built(model, cluster, serve, plan, requests, costs, profile, tables, split, taken)
     return BuiltReplica(memory=memory, blocks=blocks, replica=replica)
 
 
@@ -217,11 +221,12 @@ def kv_memory(
     batch: int,
     drafting: DraftPart | None = None,
     adapter_bytes: float = 0.0,
+    taken: float = 0.0,
 ) -> tuple[tuple[RankMemory, ...], int]:
     """Return what the ranks of every pipeline stage hold, and the cache blocks of a replica for requests of so many
     tokens [requests]: those for which there is room on all, or as many as were said. Where nothing is kept of a
     request there are as many as a full batch of the longest could want. A draft model lies on the first stage,
-    beside slots for adapters of so many bytes on every one."""
+    beside slots for adapters of so many bytes on every one, and bytes that are `taken` by others."""
     layout, capacity = forward.plan.layout, float(device.memory_bytes)
     groups = (layout.tp > 1) + (layout.pp > 1)
     fixed, room = [], []
@@ -232,6 +237,8 @@ def kv_memory(
             "engine context": profile.context_bytes,
             "communication buffers": groups * profile.communicator_bytes,
         }
+        if taken:
+            held["job beside"] = taken
         if adapter_bytes:
             held["slots of adapters"] = adapter_bytes / layout.pp
         each = _block_bytes(forward, stage, serve, length)

@@ -7,6 +7,7 @@ from collections.abc import Hashable
 
 import msgspec
 
+from meshwright.answer.beside import SharedReplicas, beside_bytes, cannot_share
 from meshwright.answer.fairness import fairness, group_metrics
 from meshwright.answer.latency import objectives_kept, query_summary, serving_metrics, with_intervals
 from meshwright.answer.lending import Lenders, cannot_lend
@@ -68,6 +69,7 @@ def predict_serving(
     found = refused(plan, model, cluster, serve) + oversized(model, requests, serve.engine) + unshared(plan, requests)
     found += cannot_lend(plan, model, serve)
     found += cannot_pair(plan, serve)
+    found += cannot_share(plan, cluster, serve)
     if found:
         raise MeshwrightError(found)
     profile = profile or engine_profile(serve.engine.profile)
@@ -76,7 +78,8 @@ def predict_serving(
         return predict_pools(model, cluster, serve, plan, requests, costs, profile, detail=detail, tables=tables)
     if plan.serving.padded:
         requests = padded(requests, serve.batch or serve.engine.max_batch)
-    made = built(model, cluster, serve, plan, requests, costs, profile, tables)
+    taken = beside_bytes(serve, cluster)
+    made = built(model, cluster, serve, plan, requests, costs, profile, tables, taken=taken)
     replica = made.replica
     if replica is None:
         return without_room(model, cluster, serve, plan, len(requests), made.memory, profile)
@@ -122,12 +125,16 @@ def predict_serving(
         warnings=(*otherwise(plan), *warnings(metrics, serve, shares, model)),
         timeline=replicas_over_time(shares, served, plan, cluster, who) if detail else Timeline.bare(identity=who),
         identity=who,
+        beside=together.beside() if isinstance(together, SharedReplicas) else (),
+        without=together.without if isinstance(together, SharedReplicas) else None,
     )
 
 
 def bound_together(
     model: Model, cluster: Cluster, serve: Serve, plan: Plan, replica: Replica, costs: Costs
-) -> Lenders | PairedReplicas | None:
-    """Return replicas that know of one another; None where each serves by itself."""
-    kind = Lenders if serve.engine.borrow else PairedReplicas if serve.engine.pairs else None
+) -> Lenders | PairedReplicas | SharedReplicas | None:
+    """Return replicas that know of one another or are not alone on their devices; None where each serves by itself."""
+    words = serve.engine
+    kinds = ((words.borrow, Lenders), (words.pairs, PairedReplicas), (words.beside, SharedReplicas))
+    kind = next((kind for said, kind in kinds if said), None)
     return None if kind is None else kind(model, cluster, serve, plan, replica, costs)

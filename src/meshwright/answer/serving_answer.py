@@ -119,6 +119,29 @@ class KvTransfers(msgspec.Struct, frozen=True, kw_only=True):
     stages_s: dict[str, float]
 
 
+class BesideServing(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica whose devices are shared with a best-effort ``job`` ("": none), one on each.
+
+    ``share`` is the mean share of the multiprocessors that the job had, ``there`` the share of the time in which it had
+    any, and ``evicted`` how often it was taken off. Requests' iterations took ``slowdown`` times as long as alone.
+    Kernels ran in ``busy`` of the time, in ``busy_alone`` those of requests; these ``needed`` that share of the
+    multiprocessors. ``speed`` is the job's over that on whole devices alone, ``samples_per_s`` of all its devices."""
+
+    replica: int
+    devices: int
+    job: str
+    share: float
+    there: float
+    evicted: int
+    slowdown: float
+    busy_alone: float
+    busy: float
+    needed: float
+    speed: float = 0.0
+    samples_per_s: float = 0.0
+    samples_interval: tuple[float, float] = (0.0, 0.0)
+
+
 class ServingPrediction(msgspec.Struct, frozen=True, kw_only=True):
     """One predicted serving workload: the question, the verdict, its metrics, and why.
 
@@ -131,7 +154,8 @@ class ServingPrediction(msgspec.Struct, frozen=True, kw_only=True):
     answered, which no other metric counts. ``groups`` are the metrics of tenants, priorities and classes of objectives
     where there are several. ``timeline`` has the state of every replica over time, a record of every request and the
     gaps between tokens. ``pools`` are those of a plan of several, ``kv_blocks`` then those of the one with the fewest,
-    and ``transfers`` what went between them.
+    and ``transfers`` what went between them. ``beside`` are the jobs on the same devices by replica, and ``without``
+    the metrics of the same requests without them.
     """
 
     model: Model
@@ -162,6 +186,8 @@ class ServingPrediction(msgspec.Struct, frozen=True, kw_only=True):
     identity: Identity
     pools: tuple[ServedPool, ...] = ()
     transfers: KvTransfers | None = None
+    beside: tuple[BesideServing, ...] = ()
+    without: ServingMetrics | None = None
 
     @property
     def good(self) -> bool:
@@ -205,6 +231,8 @@ class ServingPrediction(msgspec.Struct, frozen=True, kw_only=True):
             "plan": self.plan.text(),
             "pools": [one._asdict() for one in self.pools],
             "transfers": msgspec.to_builtins(self.transfers),
+            "beside": msgspec.to_builtins(self.beside),
+            "without_beside": msgspec.to_builtins(self.without),
             "assumptions": msgspec.to_builtins(self.assumptions),
             "warnings": list(self.warnings),
             "identity": self.identity.said(),

@@ -23,6 +23,8 @@ from meshwright.spec.serve import Serve
 from meshwright.timeline import Counter, Identity, RankClass, Timeline
 from meshwright.version import VERSION
 
+#: Places of what few replicas spend time on, and their names.
+MOVED = ((6, "cache moves"), (7, "adapters"), (8, "blocks elsewhere"), (9, "on a part of the devices"))
 #: Causes of a serving replica's time, in the order they are shown.
 SERVING_CAUSES = ("gemm", "attention", "elementwise", "tp", "ep", "pp", "host", "idle")
 
@@ -36,9 +38,7 @@ def attribution(table: IterationCosts, served: list[ServedRequests]) -> dict[str
     found = {name: float(parts[CAUSE[name]]) for name in SERVING_CAUSES if name in CAUSE}
     found["attention"] += float(spent[2] + spent[3])
     found["host"] += float(spent[4])
-    moves = {
-        name: float(spent[i]) for i, name in ((6, "cache moves"), (7, "adapters"), (8, "blocks elsewhere")) if spent[i]
-    }
+    moves = {name: float(spent[i]) for i, name in MOVED if spent[i]}
     return found | moves | {"idle": float(spent[5])}
 
 

@@ -229,6 +229,10 @@ def _of_day(
         help = "say rate= in --serve, the highest of the day, and low= at most that"
         message = f"low={day.low:g} is the lowest rate of a day whose highest is not above it"
         wrong.append(Diagnostic(code="W005", message=message, place=f"--day {given.day}", help=help))
+    if day is not None and serve is not None and serve.engine.beside is not None:
+        help = "say --train: a job has the whole devices that serving leaves free; or drop one of the two"
+        message = "beside= is of devices that are shared all the time, and --day of whole ones that come and go"
+        wrong.append(Diagnostic(code="W005", message=message, place="meshwright search --serve", help=help))
     return day, train, wrong
 
 

@@ -132,6 +132,8 @@ SERVED: Mapping[str, tuple[str, Callable[[ServingPrediction], float]]] = {
     "batch": ("requests", lambda p: float(p.peak_batch)),
     "cache blocks": ("blocks", lambda p: float(p.kv_blocks)),
     "longest request": ("tokens", longest_request),
+    "time with kernels over that of requests alone": ("x", lambda p: p.beside[0].busy / p.beside[0].busy_alone),
+    "speed of the job beside": ("", lambda p: p.beside[0].speed),
     "preemptions": ("", lambda p: float(p.preemptions)),
     "hit rate": ("", lambda p: p.hit_rate),
     "computed share of prompts": ("", lambda p: 1.0 - p.hit_rate),

@@ -16,6 +16,8 @@ from meshwright.report.page import Page
 
 #: The values of a pool.
 POOL_HEADS = ("role", "replicas", "busy", "cache blocks", "largest batch", "preemptions")
+#: The values of a job beside requests.
+BESIDE_HEADS = ("share", "speed", "samples/s", "iterations", "kernels run", "taken off")
 #: The values of a group of requests.
 GROUP_HEADS = ("requests", "TTFT p50", "p99", "TPOT p50", "p99", "E2E p50", "kept")
 #: Groups of requests that are listed.
@@ -33,7 +35,7 @@ LATENCIES = {
 def render(prediction: ServingPrediction, console: Console) -> None:
     """Print the whole prediction to `console`."""
     with Page(console) as page:
-        for part in (_verdict, _latencies, _pools, _groups, _attribution, _usage, _memory, _assumptions):
+        for part in (_verdict, _latencies, _beside, _pools, _groups, _attribution, _usage, _memory, _assumptions):
             part(prediction, page)
 
 
@@ -66,6 +68,45 @@ def served(prediction: ServingPrediction) -> str:
     layouts = [pool.plan.layout for pool in prediction.plan.pools]
     replicas = " and ".join(counted(layout.dp, layout.num_ranks // layout.dp) for layout in layouts)
     return f"{prediction.num_requests:,} requests by {replicas}"
+
+
+def _beside(prediction: ServingPrediction, page: Page) -> None:
+    """The jobs beside the requests, and what requests have without them."""
+    rows = beside_rows(prediction)
+    if not rows:
+        return
+    page.title("Jobs on the same devices")
+    shown = [tuple(Text(cell, "dim", justify="right" if cell else "left") for cell in ("", *BESIDE_HEADS))]
+    shown += [(Text(name), *(Text(cell, justify="right") for cell in cells)) for name, *cells in rows]
+    page.rows(shown)
+    page.quiet(without_jobs(prediction))
+
+
+def beside_rows(prediction: ServingPrediction) -> list[tuple[str, ...]]:
+    """The job beside each replica, and its values under :data:`BESIDE_HEADS`."""
+    return [
+        (
+            one.job or "no job",
+            f"{one.share:.1%}",
+            f"{one.speed:.1%}",
+            f"{one.samples_per_s:,.3g}",
+            f"{one.slowdown:.2f}x",
+            f"{one.busy_alone:.0%} to {one.busy:.0%}",
+            f"{one.evicted:,}",
+        )
+        for one in prediction.beside
+    ]
+
+
+def without_jobs(prediction: ServingPrediction) -> str:
+    """Return what requests have without jobs beside them, in words; "" where there are none."""
+    alone = prediction.without
+    if alone is None:
+        return ""
+    return (
+        f"without them: TTFT p90 {seconds(alone.ttft_s.p90)}, TPOT p90 {seconds(alone.tpot_s.p90)}, "
+        f"{alone.attainment:.1%} of the requests within their objectives"
+    )
 
 
 def _pools(prediction: ServingPrediction, page: Page) -> None:

@@ -26,7 +26,9 @@ from meshwright.spec.requests import Requests
 from meshwright.world.decider import LogEntry
 
 #: Places of where time goes.
-IDLE, MOVES, ADAPTERS, ELSEWHERE = (SPENT.index(name) for name in ("idle", "moves", "adapters", "elsewhere"))
+IDLE, MOVES, ADAPTERS, ELSEWHERE, SLOWER = (
+    SPENT.index(name) for name in ("idle", "moves", "adapters", "elsewhere", "slower")
+)
 _EDGES = GAP_EDGES.tolist()
 
 
@@ -34,7 +36,8 @@ class Took(NamedTuple):
     """Seconds of an iteration by part, and its ``tokens`` in a microbatch of it.
 
     If it is repeated with a token more behind every sequence, decoding takes ``slope`` seconds more each time, and the
-    whole iteration ``growth``; that holds ``room`` times. ``elsewhere`` are seconds for blocks of other replicas.
+    whole iteration ``growth``; that holds ``room`` times. ``elsewhere`` are seconds for blocks of other replicas, and
+    ``slower`` those that it takes longer on a part of its devices.
     """
 
     linear: float
@@ -49,12 +52,13 @@ class Took(NamedTuple):
     room: float
     adapters: float = 0.0
     elsewhere: float = 0.0
+    slower: float = 0.0
 
     @property
     def seconds(self) -> float:
         """Seconds of the whole iteration."""
         device = self.linear + self.sampled + self.decode + self.prefill
-        return device + self.host + self.moves + self.adapters + self.elsewhere
+        return device + self.host + self.moves + self.adapters + self.elsewhere + self.slower
 
 
 def iteration_seconds(replica: Replica, run: Iterate) -> Took:
@@ -259,10 +263,11 @@ class Clock:
         for part in range(5):
             spent[part] += times * took[part]
         spent[2] += took.slope * series
-        spent[4] -= (took.slope - took.growth) * series
+        spent[SLOWER if took.slower else 4] -= (took.slope - took.growth) * series
         spent[MOVES] += took.moves
         spent[ADAPTERS] += took.adapters * times
         spent[ELSEWHERE] += took.elsewhere * times
+        spent[SLOWER] += took.slower * times
         self.seen[took.tokens] += times
         self.iterations += times
         self.runs += 1

@@ -19,7 +19,7 @@ MOST_SAMPLES = 2048
 #: Edges of the histogram of gaps between tokens, 2% apart.
 GAP_EDGES = 1e-5 * 1.02 ** np.arange(900)
 #: Names of where a replica's time goes, as the loop counts them.
-SPENT = ("linear", "sampled", "decode", "prefill", "host", "idle", "moves", "adapters", "elsewhere")
+SPENT = ("linear", "sampled", "decode", "prefill", "host", "idle", "moves", "adapters", "elsewhere", "slower")
 
 
 class HostTimes(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from meshwright.quantity import parse_bytes
+from meshwright.spec.beside import BatchJobs, batch_jobs
 from meshwright.spec.serve_values import (
     count,
     counted_name,
@@ -48,7 +49,8 @@ class EngineWords(msgspec.Struct, frozen=True, kw_only=True):
     ``accept``; ``targets`` copies of the model verify. ``kv_send`` says whether a prompt's keys and values go to
     another pool as a whole or layer by layer, while later layers are computed. ``profile`` names the engine whose host
     times are meant. Replicas that ``borrow`` keep what they have no room for in the memory of others; those in
-    ``pairs`` hold copies of each other's caches.
+    ``pairs`` hold copies of each other's caches. Jobs ``beside`` train on the devices that serve, on the part of them
+    that ``sharing`` gives.
     """
 
     policy: str = "vllm-v1"
@@ -78,6 +80,13 @@ class EngineWords(msgspec.Struct, frozen=True, kw_only=True):
     kv_send: str = "whole"
     borrow: bool = False
     pairs: bool = False
+    beside: BatchJobs | None = None
+    sharing: str = "muxflow"
+
+    @property
+    def together(self) -> bool:
+        """Whether replicas are simulated together: they know of one another, or are not alone on their devices."""
+        return self.borrow or self.pairs or self.beside is not None
 
 
 #: Key -> (field of :class:`EngineWords` behind ``engine.``; reader of the value; what is wanted).
@@ -108,5 +117,7 @@ ENGINE_READERS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "kv_send": ("engine.kv_send", one_of(KV_SENDS), f"one of {', '.join(KV_SENDS)}"),
     "borrow": ("engine.borrow", yes_no, "yes or no"),
     "pairs": ("engine.pairs", yes_no, "yes or no"),
+    "beside": ("engine.beside", batch_jobs, "jobs such as bert-large:batch=8:seq=512, with + between them"),
+    "sharing": ("engine.sharing", counted_name, "a policy of what a job beside gets, such as muxflow"),
     "host": ("engine.host_bytes", parse_bytes, "memory of the host for each rank, such as 64GiB"),
 }

@@ -108,6 +108,9 @@ def _engine(given: Mapping[str, str], place: str) -> list[Diagnostic]:
     for key in ("speculation", "guesses", "accept", "targets"):
         if key in given and "draft" not in given:
             wrong.append(_bad("W005", f"{key}= is of guessed tokens", place, f"say draft= too, or drop {key}"))
+    if "sharing" in given and "beside" not in given:
+        help = "say beside=, such as beside=bert-large:batch=8:seq=512, or drop sharing"
+        wrong.append(_bad("W005", "sharing= is of a job beside the requests", place, help))
     return wrong
 
 

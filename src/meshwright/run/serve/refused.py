@@ -131,12 +131,14 @@ def _of_words(words: EngineWords) -> Iterator[Diagnostic]:
         ("chunk_cache", "texts are not kept apart from what stands before them"),
         ("borrow", "replicas do not lend blocks"),
         ("pairs", "replicas do not hold copies"),
+        ("beside", "a device is one engine's"),
         ("targets", "one copy of the model verifies"),
         ("adapter_pool", "adapters are read as they are published"),
     ):
         value = getattr(words, name)
         if value != getattr(usual, name):
-            yield _bad(f"{name}={value} is predicted, and not served: {why}", f"--serve {name}", f"drop {name}=")
+            said = value.text() if hasattr(value, "text") else value
+            yield _bad(f"{name}={said} is predicted, and not served: {why}", f"--serve {name}", f"drop {name}=")
     if KV_BYTES[words.kv] < 2:
         help = "drop kv=: keys and values are kept as they are computed"
         yield _bad(f"kv={words.kv} is predicted, and not served", f"--serve kv={words.kv}", help)

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from meshwright import serving
+from meshwright.answer.beside import beside_bytes
 from meshwright.answer.latency import DRAWN_PLAINLY, Times, drawn, objectives_kept, serving_metrics, times_of
 from meshwright.answer.replica import BuiltReplica, built, dealt, served_by
 from meshwright.answer.serving import bound_together
@@ -85,6 +86,7 @@ class ServingEvaluator:
                 self.profile,
                 self.tables,
                 split=False,
+                taken=beside_bytes(serve, self.cluster),
             )
         return self._built[key]
 
@@ -113,7 +115,7 @@ class ServingEvaluator:
         self.simulated += 1
         if candidate.pools is not None:
             return self._judged_apart(candidate.pools, serve, requests, whole)
-        if candidate.engine.borrow or candidate.engine.pairs:
+        if candidate.engine.together:
             return self._judged_together(candidate, serve, requests)
         (phase,) = candidate.phases
         replica = self.built(phase, candidate.engine).replica
@@ -216,7 +218,7 @@ class ServingEvaluator:
             asked = (self.model, self.cluster, serve, candidate.pools, self.requests, self.costs, self.profile)
             return [_worst(serve, first, one) for one in ServedPools(*asked).drawn(first)]
         (phase,) = candidate.phases
-        if candidate.engine.borrow or candidate.engine.pairs:
+        if candidate.engine.together:
             return [_worst_of(serve, *served) for served in self._drawn_together(candidate, requests)]
         first = requests.first(DRAWN * phase.replicas)
         asked = (self.model, self.cluster, serve, phase.plan, self.requests, self.costs, self.profile)
@@ -230,7 +232,7 @@ class ServingEvaluator:
         """Return what replicas that know of one another served, without any error and under each draw."""
         serve, (phase,) = candidate.over(self.serve), candidate.phases
         asked = (self.model, self.cluster, serve, candidate.plan, self.requests, self.costs, self.profile)
-        replica = built(*asked).replica
+        replica = built(*asked, taken=beside_bytes(serve, self.cluster)).replica
         together = bound_together(self.model, self.cluster, serve, candidate.plan, replica, self.costs)
         return together.under_errors(requests.first(DRAWN_PLAINLY * phase.replicas), self.profile)
 

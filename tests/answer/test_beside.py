@@ -1,0 +1,82 @@
+"""Predictions of jobs beside requests on the same devices."""
+
+import pytest
+
+import meshwright as mw
+from meshwright.answer.beside import JobOnDevice
+from meshwright.answer.serving import predict_serving
+from meshwright.cost.part import DevicePart, part_of
+from meshwright.errors import MeshwrightError
+from meshwright.spec.beside import BatchJob
+from meshwright.spec.serve import parse
+
+JOB = "beside=bert-large:batch=8:seq=512"
+WORDS = f"rate=2,prompt=512,output=32,requests=40,{JOB}"
+
+
+def asked(words, plan="tp1", on="1xh100"):
+    question = mw.load_model("llama3-8b"), mw.load_cluster(on), parse(words), mw.parse_plan(plan)
+    return predict_serving(*question, detail=False)
+
+
+@pytest.fixture(scope="module")
+def shared():
+    return asked(WORDS + ",sharing=fixed-share:0.5")
+
+
+def test_requests_are_slower_beside_a_job_and_the_answer_says_what_they_have_without(shared):
+    (job,) = shared.beside
+    alone = asked(WORDS.replace(f",{JOB}", ""))
+    assert shared.without.tpot_s.mean == pytest.approx(alone.metrics.tpot_s.mean, rel=1e-6)
+    assert job.slowdown > 1.3 and shared.metrics.tpot_s.mean > 1.3 * alone.metrics.tpot_s.mean
+    assert job.busy == 1.0 and job.share == pytest.approx(0.5)
+    low, high = job.samples_interval
+    assert low < job.samples_per_s < high
+    # what the job holds is no cache: its memory in blocks of 16 tokens of 128 KiB
+    step = JobOnDevice(BatchJob("bert-large", 8, 512), shared.cluster).step
+    assert alone.kv_blocks - shared.kv_blocks == pytest.approx(step.peak_memory_bytes / (16 * 131_072), abs=1)
+
+
+def test_the_dynamic_share_keeps_iterations_near_the_limit(shared):
+    (job,) = asked(WORDS).beside
+    assert 1.0 < job.slowdown < 1.25 < shared.beside[0].slowdown and 0 < job.speed < shared.beside[0].speed
+
+
+def test_a_job_that_waits_for_operations_has_no_more_than_its_multiprocessors():
+    cluster = mw.load_cluster("1xh100")
+    device = cluster.islands[0].device
+    half = part_of(device, DevicePart(sms=0.5))
+    assert half.num_sms == 66 and half.peak_flops["bf16"] == device.peak_flops["bf16"] / 2
+    assert half.memory_gb_s == device.memory_gb_s  # half of the ports to the L2 carry more than the memory gives
+    # 13 SMs of 64 bytes a clock at 1.83 GHz
+    assert part_of(device, DevicePart(sms=0.1)).memory_gb_s == pytest.approx(13 * 64 * 1.83)
+    job = JobOnDevice(BatchJob("bert-large", 8, 512), cluster)
+    assert job.speed(0.5, 0.0) > job.speed(0.5, 1.0) > 0.5 * job.speed(1.0, 1.0)
+
+
+def test_each_replica_has_the_job_of_the_heaviest_matching():
+    (first, second) = asked(WORDS + "+gpt2:batch=1:seq=128", "dp2", "2xh100").beside
+    assert {first.job, second.job} == {"bert-large:batch=8:seq=512", "gpt2:batch=1:seq=128"}
+    lone, none = sorted(asked(WORDS, "dp2", "2xh100").beside, key=lambda one: not one.job)
+    assert lone.job and not none.job and none.slowdown == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("more", "codes"),
+    [
+        (",borrow=yes,sharing=fixed-share:1.5", ["W014", "W014"]),
+        ("+nobody:batch=1:seq=8", ["M006"]),
+    ],
+)
+def test_what_cannot_be_shared_is_said_at_once(more, codes):
+    with pytest.raises(MeshwrightError) as raised:
+        asked(WORDS + more, "dp2", "2xh100")
+    assert [one.code for one in raised.value.diagnostics] == codes
+
+
+def test_words_of_a_job_read_back():
+    words = "rate=1.0,prompt=512,output=64,beside=gpt2:batch=1:seq=128:dtype=fp16+bert-large:batch=8:seq=512"
+    assert parse(parse(words).text()) == parse(words)
+    for wrong in ("beside=gpt2", "beside=gpt2:batch=0:seq=1", "beside=gpt2:batch=1:seq=1:mode=x", "sharing=muxflow"):
+        with pytest.raises(MeshwrightError):
+            parse(f"rate=1,prompt=512,output=64,{wrong}")
