@@ -89,10 +89,11 @@ def late_by_hand(
     momentum: float,
     eager: bool,
     clip: float = 0.0,
+    penalty: float = 1.0,
 ):
     """The parameters of every replica after rounds whose mean comes one round late: as the eager updates of 2502.12996
     (Algorithm 2), where a replica has its own part of the mean at once and parameters and momentum of its own, or
-    else from parameters in common, by a momentum within `clip`."""
+    else from parameters in common, by a momentum of changes over a `penalty`, within `clip`."""
     share = Train(global_batch=train.global_batch // replicas, seq_len=train.seq_len, dtype=train.dtype)
     trainers = [
         Trainer(model, parse("tp1 mb1").on(1), share, alone(), settings=local.SETTINGS) for _ in range(replicas)
@@ -108,7 +109,7 @@ def late_by_hand(
             own = [anchor[name] - mine[name] for anchor, mine in zip(anchors, held)]
             mean = sum(one[name] for one in before) / replicas
             for index in range(replicas):
-                gradient = mean + (own[index] - before[index][name]) / replicas if eager else mean
+                gradient = mean + (own[index] - before[index][name]) / replicas if eager else mean / penalty
                 speed[index][name] = momentum * speed[index][name] + gradient
                 if clip:
                     speed[index][name].clamp_(-clip, clip)

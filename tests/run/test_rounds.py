@@ -58,8 +58,8 @@ def _by_hand(rank, model, train, last, hand):
     [
         ("eager-diloco:h=2", {"h": 2, "eager": True, **NESTEROV}),
         (
-            "co2:h=2,rate=0.8,momentum=0.5,clip=0.02",
-            {"h": 2, "eager": False, "rate": 0.8, "momentum": 0.5, "clip": 0.02},
+            "co2:h=2,rate=0.8,momentum=0.5,clip=0.02,penalty=1.5",
+            {"h": 2, "eager": False, "rate": 0.8, "momentum": 0.5, "clip": 0.02, "penalty": 1.5},
         ),
     ],
 )

@@ -267,7 +267,7 @@ def _approximate(plan: Plan, train: Train, rounds: RoundTimes | None) -> tuple[s
         return (
             f"sync={plan.sync.policy} is approximate: the {policy.combine} of what replicas bring is not their sum",
         )
-    if policy.rule.optimizer:
+    if policy.rule.optimizer and rounds is None:
         return (
             f"sync={plan.sync.policy} is approximate: every replica makes updates of its own gradients, and all apply "
             f"what becomes of these in {policy.codec}",

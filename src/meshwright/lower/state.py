@@ -18,7 +18,7 @@ from meshwright.lower.operators import kept_bytes
 from meshwright.plan import Plan
 from meshwright.spec.workload import DTYPE_BYTES, FROZEN_BYTES, LAYERWISE, OPTIMIZER_MOMENTS, STORED_BYTES, Lora, Train
 from meshwright.sync.codecs import codec
-from meshwright.sync.fragments import DENSE, EVERY, EXPERT, GATHERED, REFERENCE, Weights, kept_values, stored
+from meshwright.sync.fragments import DENSE, EVERY, EXPERT, GATHERED, MOMENTS, REFERENCE, Weights, kept_values, stored
 from meshwright.sync.policy import read
 from meshwright.sync.record import NO_CODEC, USUAL
 from meshwright.work import Gemm
@@ -106,15 +106,18 @@ def updated_bytes(plan: Plan, train: Train) -> float:
     precision = plan.precision
     compute = precision.compute or train.dtype
     master = 4.0 if compute == "fp32" else STORED_BYTES[precision.master] or 2.0
+    policy = read(plan.sync.policy)
     # all clusters' momenta are read, and one is written
     moments = (OPTIMIZER_MOMENTS[train.optimizer] + train.moments) / 2 * STORED_BYTES[precision.moments]
     grads = STORED_BYTES[precision.grads]
-    if read(plan.sync.policy).rule.optimizer:  # its moments are where its updates are encoded
+    if policy.rule.optimizer:  # its moments are where its updates are encoded
         moments = 0.0
-    half = 4 * master + grads if read(plan.sync.policy).reference else 0.0  # two points read, two others written
+    more = 4 * master + grads if policy.reference else 0.0  # two points read, two others written
+    if policy.scaling is not None:  # scales are read
+        more = master
     if train.grow or train.align:  # squares of a rank's own gradients
         grads *= 1.5
-    return half + grads + grads + 2 * (master + moments) + (0.0 if compute == "fp32" else 2.0)
+    return more + grads + grads + 2 * (master + moments) + (0.0 if compute == "fp32" else 2.0)
 
 
 def measured_bytes(plan: Plan, train: Train) -> float:
@@ -138,6 +141,8 @@ def _remembered_bytes(plan: Plan, train: Train, params: Params) -> float:
             code = codec(f.codec)
             if f.due == EVERY:
                 out += kept_values(f) * f.num_bytes / f.shard.size
+            if f.what == MOMENTS and policy.scaling is not None:  # no optimizer's: the scales of local steps
+                out += f.num_bytes / f.shard.size
             if f.update == REFERENCE:  # a rank's gradient there, the sum, the point, and where a step goes from
                 out += 2 * (f.element_bytes + of.masters) * f.num_elements / f.shard.size
             if f.what == GATHERED and f.within != NO_CODEC and plan.layout.zero < 3 and of.weights == of.masters:

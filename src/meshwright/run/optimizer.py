@@ -17,9 +17,11 @@ from meshwright.run.mesh import AxisGroup
 from meshwright.run.moments import Moments
 from meshwright.run.pieces import TensorPiece
 from meshwright.run.record import recorder
+from meshwright.run.scaled import Scaled
 from meshwright.run.settings import Settings
 from meshwright.run.sync import HeldElements
 from meshwright.spec.workload import LAYERWISE
+from meshwright.sync.record import Scaling
 
 #: Optimizers by the workload's word, with the names of their moments.
 MOMENTS = {
@@ -30,6 +32,7 @@ MOMENTS = {
     "lion": ("exp_avg",),
     "lamb": ("exp_avg", "exp_avg_sq"),
     "lars": ("momentum_buffer",),
+    "scaled": ("scale",),
 }
 #: Those whose moments are corrected by the number of steps.
 COUNTED = ("adamw", "adam", "lamb")
@@ -49,10 +52,12 @@ class Optimizer:
         parts: Sequence[int] = (),
         clusters: int = 0,
         moved: Callable[[tuple[str, ...]], Moments | None] | None = None,
+        scaled: tuple[int, Scaling] | None = None,
     ):
         """`parts`: the part of the model that each held piece is of, where those have learning rates of their own,
         which ``rates`` multiply. `clusters`: parts of the data that have a momentum each. `moved` makes those moments
-        that lie on drives, of their names."""
+        that lie on drives, of their names. `scaled`: the steps of a round, in which steps of kind "scaled" keep their
+        scales."""
         self.names = tuple(map(moment, range(clusters))) if clusters else MOMENTS[kind]
         self.rates = [1.0] * (1 + max(parts, default=0))
         self.held, self.kind, self.settings, self.world, self.device = held, kind, settings, world, device
@@ -77,6 +82,8 @@ class Optimizer:
             matrices = Matrices(held, world, device)
             said = {"lr": settings.lr} | ({"betas": BETAS, "eps": settings.eps} if kind == "lamb" else {})
             self.torch = (Lamb if kind == "lamb" else Lars)(groups, self.masters, matrices, **said)
+        elif scaled is not None:
+            self.torch = Scaled(groups, settings.lr, *scaled)
         elif clusters:
             self.torch = ClusterMomentum(groups, settings.lr, clusters)
         else:
@@ -158,6 +165,8 @@ class Optimizer:
         """Bias corrections go on from so many updates, and moments that were filled go back to where they lie."""
         if self.moments_away is not None:
             self.moments_away.put()
+        if isinstance(self.torch, Scaled):
+            self.torch.count = step
         for state in self.torch.state.values():
             if "step" in state:
                 state["step"].fill_(float(step))

@@ -27,6 +27,8 @@ class OuterStep:
     def along(self, change: torch.Tensor) -> torch.Tensor:
         """The step that a mean change is taken for; the momentum goes on."""
         outer = self.outer
+        if outer.penalty != 1:
+            change = change / outer.penalty
         if outer.momentum:
             momentum = self.state[MOMENTUM]
             momentum.mul_(outer.momentum).add_(change)

@@ -131,11 +131,12 @@ class Trainer:
         self.adapted = [b.code for b in self.coded if isinstance(getattr(b, "code", None), CodedSum)]
         self.adapted = [code for code in self.adapted if code.code.adapts]
         held = [h for exchange in self.exchanges for h in exchange.held()]
-        kind, applied = train.optimizer, settings
-        if read(plan.sync.policy).early:  # the norm of all is not known when the first layers are updated
+        kind, applied, scaled, policy = train.optimizer, settings, None, read(plan.sync.policy)
+        if policy.early:  # the norm of all is not known when the first layers are updated
             applied = msgspec.structs.replace(settings, clip=0.0)
-        if read(plan.sync.policy).rule.optimizer:  # what arrives is an update, not a gradient
+        if policy.rule.optimizer:  # what arrives is an update, not a gradient
             kind, applied = "sgd", msgspec.structs.replace(settings, clip=0.0)
+            kind, scaled = ("scaled", (policy.when, policy.scaling)) if policy.scaling else (kind, None)
         self.spread: SpreadByPart | None = None
         of: list[int] = []
         if train.grow or train.align:
@@ -143,13 +144,13 @@ class Trainer:
             self.spread = SpreadByPart(self.exchanges, shared.names, mesh["data"].size, train.align)
         self.drives = on_cores(mesh.device, settings.drives) if plan.offload.any and held else None
         moved = partial(moments_on, self.drives, held, parts, plan.offload) if plan.offload.optimizer else None
-        self.optimizer = Optimizer(held, kind, applied, mesh["worker"], mesh.device, of, train.clusters, moved)
+        among = mesh["worker"], mesh.device, of
+        self.optimizer = Optimizer(held, kind, applied, *among, train.clusters, moved, scaled)
         if self.drives is not None and plan.offload.activations:
             SavedOnDrives(self.drives, plan.offload.prefetch + 1).over_stages(
                 self.stages, plan.offload, actions, mesh["pp"].index
             )
         self.parts = of
-        policy = read(plan.sync.policy)
         self.projected: ProjectedSteps | None = None
         if policy.rule.forwards:
             said = policy["apart"], policy["levels"]

@@ -34,7 +34,8 @@ class Outer(msgspec.Struct, frozen=True, kw_only=True):
 
     ``mix`` is the share of its own parameters that a replica keeps beside the result. ``eager``: a replica's own part
     of the mean is that of this round, where the others' is of the round before. ``clip``: no
-    element of the momentum is larger, 0 for none."""
+    element of the momentum is larger, 0 for none. ``penalty``: what a change is divided by before it is taken, for how
+    far replicas have gone on since."""
 
     rate: float = 1.0
     momentum: float = 0.0
@@ -42,19 +43,34 @@ class Outer(msgspec.Struct, frozen=True, kw_only=True):
     mix: float = 0.0
     eager: bool = False
     clip: float = 0.0
+    penalty: float = 1.0
 
     @property
     def taken(self) -> bool:
         """Whether the result is taken as it is."""
-        return self.rate == 1 and not (self.momentum or self.mix or self.eager)
+        return self.rate == 1 and self.penalty == 1 and not (self.momentum or self.mix or self.eager)
 
     def __str__(self) -> str:
         if self.taken:
             return "taken"
         more = [("mix", self.mix), ("eager", self.eager), ("clip", self.clip)]
         said = [f"rate={self.rate:g}", f"momentum={self.momentum:g}"]
+        more.append(("penalty", self.penalty if self.penalty != 1 else 0))
         said += [name if value is True else f"{name}={value:g}" for name, value in more if value]
         return f"{'nesterov' if self.nesterov else 'momentum'}({', '.join(said)})"
+
+
+class Scaling(msgspec.Struct, frozen=True, kw_only=True):
+    """The scales of local steps, a diagonal that replicas share: rounds keep ``beta`` of the squares that are gathered,
+    and no scale is taken for less than ``least``."""
+
+    beta: float
+    least: float
+
+    def keeps(self, rounds: int) -> float:
+        """Return the part of the squares that is kept after so many rounds: none of nothing, and in the end ``beta``
+        (as Adam's correction, Kingma and Ba 1412.6980)."""
+        return self.beta * (1 - self.beta**rounds) / (1 - self.beta ** (rounds + 1))
 
 
 class Mix(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,8 +95,8 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
     ``int8`` or ``topk:share=0.01``. ``combine``: the sum or the mean of what arrives, or a combine with its options, as
     ``trimmed:cut=2``. ``outer``: the step that applies it. ``delay``: steps after which it does, while training goes
     on. ``reference``: gradients travel as what they differ from those at a point that moves once in so many steps in
-    the mean, 0 where they travel themselves. The ``rule`` that chose them has ``values`` for its ``options`` (and the
-    codec's, the combine's and the graph's), by name.
+    the mean, 0 where they travel themselves. ``scaling``: local steps are in scales that replicas share. The ``rule``
+    that chose them has ``values`` for its ``options`` (and the codec's, the combine's and the graph's), by name.
     """
 
     rule: SyncRule
@@ -100,6 +116,7 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
     outer: Outer = Outer()
     delay: int = 0
     reference: int = 0
+    scaling: Scaling | None = None
 
     def __getitem__(self, option: str) -> Any:
         return self.values[option]

@@ -26,6 +26,7 @@ MODULES = [
     "meshwright.sync.rules.step",
     "meshwright.sync.rules.local",
     "meshwright.sync.rules.qsr",
+    "meshwright.sync.rules.savic",
     "meshwright.sync.rules.espresso",
     "meshwright.sync.rules.qsdp",
     "meshwright.sync.rules.dist_lion",

@@ -2,7 +2,8 @@
 
 Eager DiLoCo (Kale et al. 2502.12996) has a replica's own part of the mean at once, and the others' of the round before.
 CO2 (Sun et al. 2401.16265) starts every round from parameters that all have in common, and moves those by the round
-before, with a momentum whose elements are limited.
+before, with a momentum whose elements are limited; the penalty on how far replicas have gone on meanwhile divides the
+change, by a constant, as in the authors' code (fairscale-CO2).
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ def eager(values: dict[str, Any]) -> dict[str, Any]:
 
 def co2(values: dict[str, Any]) -> dict[str, Any]:
     """The seven choices of rounds that move by the one before."""
-    return _late(values, Outer(rate=values["rate"], momentum=values["momentum"], clip=values["clip"]))
+    step = Outer(rate=values["rate"], momentum=values["momentum"], clip=values["clip"], penalty=values["penalty"])
+    return _late(values, step)
 
 
 def _late(values: dict[str, Any], step: Outer) -> dict[str, Any]:
@@ -65,6 +67,13 @@ CO2 = SyncRule(
             default=0.0,
             share=True,
             least=0,
+            most=1e6,
+        ),
+        RuleOption(
+            name="penalty",
+            what="what the change of a round is divided by, as it comes late",
+            default=1.0,
+            share=True,
             most=1e6,
         ),
     ),
