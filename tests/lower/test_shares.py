@@ -105,3 +105,65 @@ def test_the_faster_slices_take_more_and_the_step_is_shorter():
     }
     assert min(seconds, key=seconds.get) == 8
     assert seconds[4] > seconds[8] < seconds[10] < seconds[12] < seconds[16] < seconds[20]
+
+
+def ranks(words, where=WHERE, train=TRAIN, model=LLAMA):
+    return predict(model, where, train, parse(words), detail=False).memory
+
+
+def test_a_rank_holds_its_part_of_the_state_and_no_other_byte_moves():
+    """By hand: hold=1,3 over 2 and 2 replicas is 1/8 and 3/8 of the moments and masters instead of 1/4 each."""
+    even, uneven = (ranks(f"{INSIDE} zero1 {own}") for own in ("", "hold=1,3"))
+    for before, after, part in zip(even, uneven, (0.5, 0.5, 1.5, 1.5)):
+        assert after.alive["optimizer"] == pytest.approx(part * before.alive["optimizer"])
+        assert {k: v for k, v in after.alive.items() if k not in ("optimizer", "allocator slack")} == {
+            k: v for k, v in before.alive.items() if k not in ("optimizer", "allocator slack")
+        }
+
+
+@pytest.mark.parametrize("zero", ["zero1", "zero2", "fsdp"])
+def test_equal_parts_and_sizes_are_no_parts_and_sizes(zero):
+    words = f"tp2 dp8 mb2 {zero} order=tp-cp-pp-dp"
+    said, plain = (
+        simulate(parse(w), LLAMA, WHERE, TRAIN, Costs()) for w in (f"{words} shares=4,4 mbs=2,2 hold=5,5", words)
+    )
+    assert said.step_time_s == plain.step_time_s
+    for mine, theirs in zip(said.lowered.static_bytes, plain.lowered.static_bytes, strict=True):
+        assert mine == pytest.approx(theirs)
+
+
+def test_exchanges_carry_the_largest_shard_for_every_rank():
+    """hold=1,3 over 2 and 2 replicas: the largest shard is 3/8 of the whole, 1.5 times an even one."""
+    even, uneven = (lower(parse(f"{INSIDE} zero1 {own}"), LLAMA, WHERE, TRAIN) for own in ("", "hold=1,3"))
+    sizes = [
+        sorted(m.num_bytes for p in one.programs if p.kind == "exchange" for m in p.moves if m.op != "all_reduce")
+        for one in (even, uneven)
+    ]
+    assert sizes[1] == pytest.approx([1.5 * size for size in sizes[0]])
+
+
+def test_sharded_parameters_go_with_microbatches_of_unequal_size():
+    """By hand: 4 ranks of 2 sequences and 4 of 6 in each of 2 microbatches are 64; the faster take three quarters."""
+    even, own = "tp2 dp8 mb4 fsdp order=tp-cp-pp-dp", "tp2 dp8 mb6 fsdp order=tp-cp-pp-dp shares=2,2 mbs=2,6"
+    model, train = load("llama3-8b"), Train(global_batch=64, seq_len=4096)
+    seconds = [predict(model, WHERE, train, parse(words), detail=False).step_time_s for words in (even, own)]
+    assert seconds[1] < 0.7 * seconds[0]
+    saved = [r.alive["activations"] for r in ranks(own, train=train, model=model)]
+    assert saved[1] == pytest.approx(3 * saved[0])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (f"{INSIDE} hold=1,2", "nothing is sharded"),
+        (f"{INSIDE} zero1 shard2 hold=1,2", "makes several"),
+        (f"{INSIDE} zero1 hold=1,2,3", "names 3 kinds"),
+        (f"{INSIDE} zero1 hold=0,0", "holds any"),
+        (f"{INSIDE} zero1 mbs=1,1", "their number for each kind"),
+        (f"{INSIDE} zero1 shares=16,16 mbs=1,2", "mb says 1"),
+        (f"{INSIDE} zero1 hold=1,2 offload=optimizer", "slices that are alike"),
+    ],
+)
+def test_parts_and_sizes_that_mean_nothing_are_refused(words, said):
+    found = check(parse(words), LLAMA, WHERE, TRAIN)
+    assert any(said in one.message for one in found), found

@@ -17,7 +17,6 @@ from meshwright.papers.state import EXECUTED, MODEL, NOT_HERE, NOT_YET, USABLE
 from meshwright.plan import check
 from meshwright.plan.executable import unexecutable
 from meshwright.plan.text import over
-from meshwright.spec.cluster import load
 
 PLANS = sorted({plan for row in papers().values() for plan in row.runs})
 
@@ -27,7 +26,7 @@ def test_a_plan_that_a_row_runs_is_legal_and_executable(text):
     plan = trained.read(text)
     model = trained.model_of(plan)
     train = trained.train_of(plan)
-    assert check(plan, model, load(f"{plan.layout.num_ranks}xh100"), train) == []
+    assert check(plan, model, trained.cluster_of(plan), train) == []
     assert unexecutable(plan, model, train) == []
 
 

@@ -46,7 +46,7 @@ ILLEGAL = [
         "1,000,000 microbatches through 12 layers|at most 166,666",
     ),
     ("dp64 shares=1,2", GPT, TRAIN, "P025", "names 2 kinds of data-parallel slices and this layout has 1|drop shares"),
-    ("dp64 zero2 shares=1", GPT, TRAIN, "P026", "exchanged as often as there are microbatches|say zero1"),
+    ("dp64 hold=1", GPT, TRAIN, "P026", "who holds how much of sharded state, and nothing is sharded|say zero1"),
     ("cp4 dp1", GPT, Train(global_batch=64, seq_len=132), "P015", "does not divide into 8 pieces|2 * cp"),
     (
         "cp4 dp1 allgather",

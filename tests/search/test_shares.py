@@ -65,3 +65,14 @@ def test_stages_and_shares_that_are_said_are_values_of_their_facets():
     fix = ["cp=1", "order=tp-cp-pp-dp", "schedule=1f1b", "recompute=none", "mb=1", "tp=2", "pp=2", "zero=1"]
     found = find(*ASKED, space=restricted(default(*ASKED), fix=[*fix, "shares=10,22"]), top=1)
     assert found.best[0].plan.layout.shares == (10, 22)
+
+
+def test_state_is_held_by_who_has_room_where_equal_shards_fit_nowhere():
+    asked = model("qwen2.5-32b"), cluster("8xa100-40 + 8xh100"), parse("batch=32,seq=4096")
+    fix = ["cp=1", "order=tp-cp-pp-dp", "recompute=full", "mb=1", "tp=1", "pp=1", "zero=3"]
+    found = find(*asked, space=restricted(default(*asked), fix=fix), top=1)
+    small, large = found.best[0].plan.kinds.hold
+    assert small < large and not check(found.best[0].plan, *asked)
+    assert min(one.headroom_bytes for one in predict(*asked, found.best[0].plan, detail=False).memory) >= 0
+    even = find(*asked, space=restricted(default(*asked), fix=[*fix, "hold=even"]), top=1)
+    assert not even.best and found.proven_optimal

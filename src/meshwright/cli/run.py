@@ -204,7 +204,7 @@ def _read(given: RunOptions, wrong: list[Diagnostic]) -> tuple[Job, Callable[[An
 def _job(given: RunOptions, numbers: dict[str, Any], precision: str, predicted: Callable[[Any], Prediction]) -> Job:
     """Return the job that every rank is given. The text is tokenised here, unless a launcher started the ranks: then
     each machine does it for itself."""
-    from meshwright.plan.slices import microbatches_each
+    from meshwright.plan.slices import Portions, portions_of
     from meshwright.run import data
     from meshwright.run.data import tokenizer
     from meshwright.run.job import KEEP, Job
@@ -274,7 +274,7 @@ def _job(given: RunOptions, numbers: dict[str, Any], precision: str, predicted: 
         ideal_s=useful.mfu * useful.step_time_s,
         identity=prediction.identity,
         schedule_params=prediction.schedule_params,
-        counts=() if plan.several else microbatches_each(plan.layout, prediction.cluster),
+        portions=Portions() if plan.several else portions_of(plan, prediction.cluster),
         group_costs=None if used is None or used.groups is None else used.groups.costs,
     )
 

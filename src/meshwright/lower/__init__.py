@@ -130,7 +130,7 @@ def bind(structure: Structure, stages: Stages, bucket_bytes: int = 0) -> Lowered
         mesh=stages.mesh,
         stages=stages,
         actions=structure.actions,
-        static_bytes=constant_bytes(stages, structure.actions) * len(structure.facts.counts),
+        static_bytes=constant_bytes(stages, structure.actions),
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from meshwright.graph import MemoryEvents, RankClass, TaskGraph
 from meshwright.layers.pieces import Context
 from meshwright.lower.meeting import meeting
-from meshwright.lower.place import Mesh
+from meshwright.lower.place import Mesh, first_of_group
 from meshwright.lower.program import LayerPass, Move, Program, Site
 from meshwright.lower.roles import (
     UPDATED,
@@ -116,6 +116,7 @@ class Binder:
                 return self.message(
                     self.mesh.pair(starts[role.source], starts[role.target]),
                     max(0, role.layer - self.stages.first_layer),
+                    role.slice,
                 )
             case ExchangeRole():
                 return self.exchange(role)
@@ -144,8 +145,8 @@ class Binder:
         site, start = self.site(role.slice, role.rank), self.start(role.slice, role.rank)
         if role.beside:
             return self._over(role, site, start)
-        key = (role.which, role.units, site, self.stages.context(start).groups)
-        known = self.stages.known.programs
+        stages = self.stages.each[role.slice]
+        key, known = (role.which, role.units, site, stages.context(start).groups), stages.known.programs
         found = known.get(key)
         if found is None:
             found = known[key] = self._over(role, site, start)
@@ -155,8 +156,9 @@ class Binder:
         passes: dict[Unit, LayerPass] = {}
         for unit in role.units:
             if unit not in passes:
-                passes[unit] = self.stages.layer_pass(unit, role.which, start)
-        updated = self.updating(self.updated_params(role.units), site) if UPDATED in role.beside else None
+                passes[unit] = self.stages.each[role.slice].layer_pass(unit, role.which, start)
+        update = self.updated_params(role.units, role.slice) if UPDATED in role.beside else None
+        updated = None if update is None else self.updating(update, site)
         what = () if updated is not None else role.beside
         beside = tuple(self.exchange(ExchangeRole(one, role.units, role.rank)) for one in what)
         copied = zip(role.beside, beside) if self.again else ()
@@ -174,11 +176,12 @@ class Binder:
             work=None if updated is None else updated.work,
         )
 
-    def message(self, pair: Group, layer: int = 0) -> Program:
+    def message(self, pair: Group, layer: int = 0, index: int = 0) -> Program:
         """A stage's output: each tensor-parallel rank sends its share, gathered again on arrival where the layer
         does not keep the sequence sharded (Narayanan et al. 2104.04473, section 4.1). In a model of several streams of
-        tokens all that `layer` and those behind it read is sent; without one, the least that any border passes."""
-        c = self.stages.context()
+        tokens all that `layer` and those behind it read is sent; without one, the least that any border passes. A
+        microbatch is one of the class of slices `index`."""
+        c = self.stages.each[index].context()
         size = self._carried(c, layer) * c.element / c.tp
         moves = [Move("send", size, pair)]
         if c.tp > 1 and not c.sp:
@@ -246,6 +249,8 @@ class Binder:
             if held:
                 weights = Weights(0, 0, kind, held, trained, tensors=shapes.get(kind, ()))
                 found += self.policy.rule.fragments(self.plan, self.policy, weights, self.stored)
+        if self.plan.kinds.hold:
+            found = [msgspec.structs.replace(f, padding=self.mesh.padding) for f in found]
         return [as_it_is(f) for f in found] if units and units[0].plain else found
 
     def _tensors(self, units: tuple[Unit, ...], *, fused: bool) -> dict[str, tuple[Tensor, ...]]:
@@ -327,7 +332,7 @@ class Binder:
             size = 2.0 * self.stored.masters * passes * self.stages.total_params(role.units).dense
             work = Elementwise(num_bytes=size, kernels=2 * passes, fused=True, operator="optimizer")
             return Program(kind="update", name="directions", site=site, work=work)
-        return self.updating(self.updated_params(role.units), site)
+        return self.updating(self.updated_params(role.units, role.slice), site)
 
     def updating(self, params: float, site: Site) -> Program:
         """The optimizer's step over so many parameters of one rank."""
@@ -340,7 +345,7 @@ class Binder:
         if not role.units:
             squares = norms(self.plan, self.policy, num_matrices(self.stages.model))
             return self.moving(self.over([squares], self.start(role.slice, 0)))
-        size = self.updated_params(role.units) * measured_bytes(self.plan, self.stages.train)
+        size = self.updated_params(role.units, role.slice) * measured_bytes(self.plan, self.stages.train)
         work = Elementwise(num_bytes=size, kernels=8, fused=True, operator="optimizer")
         return Program(kind="update", name="norms of matrices", site=self.site(role.slice, role.rank), work=work)
 
@@ -370,11 +375,13 @@ class Binder:
                 yield Gemm(m=rows, n=rank, k=columns, batch=batch, **sizes)
                 yield Gemm(m=columns, n=rank, k=rows, batch=batch, **sizes)
 
-    def updated_params(self, units: tuple[Unit, ...]) -> float:
-        """Parameters that one rank's optimizer touches."""
+    def updated_params(self, units: tuple[Unit, ...], index: int | None = None) -> float:
+        """Parameters that the optimizer of one rank of a class of slices touches; of that with the fewest without."""
         params, layout = self.stages.total_params(units), self.plan.layout
-        share = (layout.shard_group, expert_scope(self.plan)) if layout.zero else (1, 1)
-        return params.trained_dense / share[0] + params.trained_expert / share[1]
+        if not layout.zero:
+            return params.trained_dense + params.trained_expert
+        part = min(self.mesh.held) if index is None else self.mesh.held[index]
+        return params.trained_dense * part + params.trained_expert / expert_scope(self.plan)
 
 
 def _combined(f: Fragment, what: str) -> Iterator[Gemm]:
@@ -389,24 +396,15 @@ def _sizes(f: Fragment) -> dict[str, Any]:
     return {"dtype": "fp32" if f.element_bytes > 2 else "bf16", "out_bytes": f.element_bytes}
 
 
-def first_of_group(mesh: Mesh, rank: int) -> int:
-    """Return the first rank that differs from `rank` in its place on cp and dp alone; 0 where all ranks are alike."""
-    if mesh.alike:
-        return 0
-    for axis in ("cp", "dp"):
-        stride = mesh.layout.stride(axis)
-        rank -= rank // stride % getattr(mesh.layout, axis) * stride
-    return rank
-
-
 def bound(structure: Structure, binder: Binder) -> tuple[TaskGraph, tuple[Program, ...]]:
     """The structure's graph with a plan's programs for cost keys, its bytes and its rank classes; and the programs."""
     programs: dict[Program, int] = {}
     number = np.array([programs.setdefault(binder(role), len(programs)) for role in structure.roles], np.int32)
     graph, stages, mesh = structure.graph, binder.stages, binder.mesh
-    memory = graph.memory
-    if memory is not None:
-        memory = msgspec.structs.replace(memory, num_bytes=structure.sizes.bytes_of(stages)[structure.codes])
+    if (memory := graph.memory) is not None:
+        memory = msgspec.structs.replace(
+            memory, num_bytes=structure.sizes.of_events(stages, structure.codes, memory.rank)
+        )
         if np.any(structure.actions.kind == W):
             memory = freed_first(memory)
     bound = msgspec.structs.replace(

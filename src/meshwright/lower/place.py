@@ -83,6 +83,21 @@ class Mesh:
         kind_of = {member: number for number, kind in enumerate(found) for member in kind.members}
         return tuple(kind_of[some[0]] for some in self.apart)
 
+    @cached_property
+    def held(self) -> tuple[float, ...]:
+        """The part of the state that ZeRO shards which one rank of every class of slices holds."""
+        layout, hold = self.layout, self.plan.kinds.hold
+        if not hold:
+            return (1 / layout.shard_group,) * len(self.kinds_of_slices)
+        members = (len(kind.members) for kind in kinds(layout, self.cluster))
+        whole = layout.cp * sum(count * size for count, size in zip(members, hold))
+        return tuple(hold[kind] / whole for kind in self.kinds_of_slices)
+
+    @property
+    def padding(self) -> float:
+        """How much larger the largest shard is than the mean: messages of collectives are as long on all ranks."""
+        return max(self.held) * self.layout.shard_group if self.plan.kinds.hold else 1.0
+
     def group(self, *axes: str, start: int = 0) -> Group:
         """The ranks that vary along `axes` (``tp``, ``cp``, ``dp``, ``pp``) from `start`."""
         spans = [(self.layout.stride(a), getattr(self.layout, a)) for a in axes]
@@ -288,3 +303,13 @@ class Mesh:
                 )
                 at = i
         return found, at
+
+
+def first_of_group(mesh: Mesh, rank: int) -> int:
+    """Return the first rank that differs from `rank` in its place on cp and dp alone; 0 where all ranks are alike."""
+    if mesh.alike:
+        return 0
+    for axis in ("cp", "dp"):
+        stride = mesh.layout.stride(axis)
+        rank -= rank // stride % getattr(mesh.layout, axis) * stride
+    return rank

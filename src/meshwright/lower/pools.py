@@ -207,9 +207,7 @@ def bound(found: Joint, pools: tuple[PoolStages, ...], model: Model, cluster: Cl
         mesh=mesh,
         own=tuple(tuple(one) for one in own),
         actions=tuple(s.actions for s in found.structures),
-        static_bytes=tuple(
-            constant_bytes(one.stages, s.actions) * len(s.facts.counts) for s, one in zip(found.structures, pools)
-        ),
+        static_bytes=tuple(constant_bytes(one.stages, s.actions) for s, one in zip(found.structures, pools)),
     )
 
 

@@ -56,6 +56,13 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
             blocks = (*blocks, moved, -moved)
         return np.concatenate(blocks)
 
+    def of_events(self, stages: Stages, codes: np.ndarray, ranks: np.ndarray) -> np.ndarray:
+        """Bytes of memory events with entries `codes`, each of the sizes of the class of slices that its rank is of."""
+        if not stages.plan.kinds.mbs:
+            return self.bytes_of(stages)[codes]
+        tables = np.array([self.bytes_of(one) for one in stages.each])
+        return tables[ranks // stages.plan.layout.pp, codes]
+
 
 class _Codes:
     """Numbers of entries while a graph is drafted: positive where bytes are allocated, negative where freed."""
@@ -156,9 +163,17 @@ def held_stages(stages: Stages, actions: Actions) -> list[list[int]]:
     return held
 
 
-def constant_bytes(stages: Stages, actions: Actions) -> tuple[dict[str, float], ...]:
-    """Constant bytes of every pipeline rank by category: the state of the stages it holds, and ZeRO-3's gathered
-    copies."""
+def constant_bytes(stages: Stages, actions: Actions, part: float | None = None) -> tuple[dict[str, float], ...]:
+    """Constant bytes of every pipeline rank of every class of slices by category: the state of the stages it holds, and
+    ZeRO-3's gathered copies. `part`: as if every rank held such a part of the state that is sharded."""
+    held = stages.mesh.held if part is None else (part,) * len(stages.mesh.slices)
+    uneven = stages.plan.kinds.hold or part is not None
+    known = {one: _constant(stages, actions, one if uneven else None) for one in dict.fromkeys(held)}
+    return tuple(bytes_of for one in held for bytes_of in known[one])
+
+
+def _constant(stages: Stages, actions: Actions, part: float | None) -> tuple[dict[str, float], ...]:
+    """Constant bytes of every pipeline rank that holds such a part of the sharded state."""
     held = held_stages(stages, actions)
     known: dict[tuple[int, ...], dict[str, float]] = {}  # equal stages are one object
     each: dict[int, dict[str, float]] = {}
@@ -166,7 +181,7 @@ def constant_bytes(stages: Stages, actions: Actions) -> tuple[dict[str, float], 
         if id(composition) not in each:
             some = tuple(u for u in composition.units if not u.plain)
             sums = (stages.total_params(units) for units in (composition.units, some))
-            each[id(composition)] = static_bytes(stages.plan, stages.train, *sums)
+            each[id(composition)] = static_bytes(stages.plan, stages.train, *sums, part)
     out = []
     for mine in held:
         same = tuple(id(stages.compositions[s]) for s in mine)

@@ -68,6 +68,22 @@ class Stages:
         self.known = known or Known()
         self._at: dict[int, Context] = {}
 
+    @cached_property
+    def each(self) -> tuple[Stages, ...]:
+        """The stages of every class of slices: these, but where kinds of slices have sizes of their own."""
+        sizes = self.plan.kinds.mbs
+        if not sizes:
+            return (self,) * len(self.mesh.slices)
+        own = {}
+        for kind, size in enumerate(sizes):
+            pipeline = msgspec.structs.replace(self.plan.pipeline, microbatch=size)
+            plan = msgspec.structs.replace(self.plan, pipeline=pipeline)
+            known = Known(params=self.known.params, sites=self.known.sites)
+            own[kind] = Stages(
+                plan, self.model, self.train, self.mesh, known, frozen=self.frozen, first_layer=self.first_layer
+            )
+        return tuple(own[kind] for kind in self.mesh.kinds_of_slices)
+
     def numbered(self, layers: tuple[int, ...]) -> tuple[int, ...]:
         """Layers of this part by their numbers in the whole model."""
         return tuple(self.first_layer + layer for layer in layers) if self.first_layer else layers

@@ -58,31 +58,33 @@ def lora_params(layer: msgspec.Struct, hidden: int, lora: Lora) -> float:
     return float(lora.rank * sum(adapted(layer, hidden, target) for target in lora.targets))
 
 
-def static_bytes(plan: Plan, train: Train, params: Params, encoded: Params | None = None) -> dict[str, float]:
+def static_bytes(
+    plan: Plan, train: Train, params: Params, encoded: Params | None = None, held: float | None = None
+) -> dict[str, float]:
     """Bytes of a rank's constant state by category; `encoded` are the parameters whose gradients travel in a code,
-    where not all of them do."""
+    where not all of them do, `held` is the part of the sharded state that the rank has, where parts are uneven."""
     layout, precision = plan.layout, plan.precision
     compute = precision.compute or train.dtype
-    shard = {"dense": layout.shard_group, "expert": min(layout.shard or plan.edp, plan.edp)}
+    whole = 1 / layout.shard_group if held is None else held
+    part = {"dense": whole, "expert": 1 / min(layout.shard or plan.edp, plan.edp)}
     weight = 4.0 if compute == "fp32" else 2.0
     master = 0.0 if compute == "fp32" else STORED_BYTES[precision.master]
     moments = train.moments * STORED_BYTES[precision.moments]
     grads = STORED_BYTES[precision.grads]
     out = dict.fromkeys(("parameters", "gradients", "optimizer"), 0.0)
-    for part, trained in (("dense", params.trained_dense), ("expert", params.trained_expert)):
-        held = getattr(params, part)
-        n = shard[part]
+    for kind, trained in (("dense", params.trained_dense), ("expert", params.trained_expert)):
+        held, mine = getattr(params, kind), part[kind]
         if layout.zero == 3:
             # the sharded copy is the master; the computing copy is gathered when needed
             kept = master if master else weight
-            out["parameters"] += (trained * kept + (held - trained) * weight) / n
-            out["optimizer"] += trained * moments / n
+            out["parameters"] += (trained * kept + (held - trained) * weight) * mine
+            out["optimizer"] += trained * moments * mine
         else:
             out["parameters"] += held * weight
-            out["optimizer"] += trained * (master + moments) / (n if layout.zero >= 1 else 1)
-        out["gradients"] += trained * grads / (n if layout.shards_gradients else 1)
+            out["optimizer"] += trained * (master + moments) * (mine if layout.zero >= 1 else 1)
+        out["gradients"] += trained * grads * (mine if layout.shards_gradients else 1)
     if precision.params in FROZEN_BYTES:
-        out["parameters"] -= params.low * _saved(plan, weight) / (layout.shard_group if layout.zero == 3 else 1)
+        out["parameters"] -= params.low * _saved(plan, weight) * (whole if layout.zero == 3 else 1)
     if read(plan.sync.policy).rule.forwards:  # masters, and a copy of what is moved aside
         out["optimizer"] += (params.dense + params.expert) * (master + (master or weight))
     elif plan.sync.policy != USUAL:

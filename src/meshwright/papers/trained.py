@@ -15,6 +15,9 @@ from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.papers.outcome import AT_MOST, DIED, Fact, Figure, Outcome, by_processes
 from meshwright.plan import Plan, parse
 from meshwright.plan.facets.sequence import HANDED, STATIC
+from meshwright.plan.slices import portions_of
+from meshwright.spec.cluster import Cluster
+from meshwright.spec.cluster import load as load_cluster
 from meshwright.spec.dimensions import transformer
 from meshwright.spec.model import Model, from_config
 from meshwright.spec.workload import Train
@@ -74,6 +77,14 @@ def read(text: str) -> Plan:
     return plan.on(layout.tp * layout.pp * layout.cp * max(1, layout.dp))
 
 
+def cluster_of(plan: Plan) -> Cluster:
+    """The devices that a plan is legal on: all alike, or two kinds, half of the ranks on each, where it tells them
+    apart. They are names: its ranks are processes of one machine."""
+    ranks = plan.layout.num_ranks
+    apart = plan.layout.shares or plan.kinds.any
+    return load_cluster(f"{ranks // 2}xh100 + {ranks // 2}xa100" if apart else f"{ranks}xh100")
+
+
 def train(texts: Iterable[str], *, done: Callable[[int], None] = lambda _: None) -> None:
     """Train plans that were not yet, those of equal size in one job; `done` is told how many after each."""
     sizes: dict[int, list[str]] = {}
@@ -89,7 +100,10 @@ def _trained(texts: Sequence[str]) -> dict[str, float | Diagnostic]:
     from meshwright.run.equality import EqualityCase, apart
 
     plans = [read(text) for text in texts]
-    cases = [EqualityCase(model=model_of(p), plan=p, train=train_of(p), steps=STEPS) for p in plans]
+    cases = [
+        EqualityCase(model=model_of(p), plan=p, train=train_of(p), steps=STEPS, portions=portions_of(p, cluster_of(p)))
+        for p in plans
+    ]
     try:
         return {text: found.most for text, found in zip(texts, apart(cases), strict=True)}
     except MeshwrightError as error:

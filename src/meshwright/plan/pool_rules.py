@@ -167,6 +167,9 @@ def _together(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Itera
         if layout.shares:
             problem = "uneven shares of the batch, and links of equal ones, do not fit together"
             yield _bad("P045", problem, f"{pool.name}.layout.shares = {layout.shares}", "one pool a kind of device")
+        if pool.plan.kinds.any:
+            problem = "what kinds of replicas have of their own is worked out for one pool"
+            yield _bad("P045", problem, f"{pool.name}.kinds", "one pool a kind of device")
         if placement == "bidirectional":
             problem = f"{pool.plan.pipeline.schedule} begins at both ends of its pipeline, and a link joins one"
             yield _bad("P045", problem, f"{pool.name}.pipeline.schedule", "another schedule, such as 1f1b")

@@ -9,8 +9,11 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 if TYPE_CHECKING:
     from meshwright.plan.facets.layout import Layout
+    from meshwright.plan.record import Plan
     from meshwright.spec.cluster import Cluster
     from meshwright.spec.hardware import Device
 
@@ -34,12 +37,33 @@ def kinds(layout: Layout, cluster: Cluster) -> tuple[SliceKind, ...]:
     return tuple(SliceKind(members, tuple(device[name] for name in names)) for members, names in found)
 
 
-def microbatches_each(layout: Layout, cluster: Cluster) -> tuple[int, ...]:
-    """Microbatches of every data-parallel slice, in order, where they differ by kind; () where all have as many."""
-    if not layout.shares:
-        return ()
-    found = {d: share for kind, share in zip(kinds(layout, cluster), layout.shares) for d in kind.members}
-    return tuple(found[d] for d in range(layout.dp))
+class Portions(msgspec.Struct, frozen=True, kw_only=True):
+    """Parts of a step that every data-parallel slice has, in their order, () for what all have alike: ``counts`` of
+    microbatches, ``rows`` in each of them, and relative sizes of what each rank holds of sharded state (``hold``)."""
+
+    counts: tuple[int, ...] = ()
+    rows: tuple[int, ...] = ()
+    hold: tuple[int, ...] = ()
+
+
+def portions_of(plan: Plan, cluster: Cluster) -> Portions:
+    """The portions of the slices of a plan whose ranks are all on the cluster."""
+    layout, found = plan.layout, kinds(plan.layout, cluster)
+
+    def each(values: tuple[int, ...]) -> tuple[int, ...]:
+        of = {d: value for kind, value in zip(found, values) for d in kind.members}
+        return tuple(of[d] for d in range(layout.dp)) if values else ()
+
+    return Portions(counts=each(layout.shares), rows=each(plan.kinds.mbs), hold=each(plan.kinds.hold))
+
+
+def own_plan(plan: Plan, portions: Portions, slice: int) -> Plan:
+    """The plan that a data-parallel slice runs by itself, without the words that say what each kind has."""
+    pipeline = plan.pipeline
+    if portions.rows:
+        pipeline = msgspec.structs.replace(pipeline, microbatch=portions.rows[slice])
+    layout, own = msgspec.structs.replace(plan.layout, shares=()), type(plan.kinds)()
+    return msgspec.structs.replace(plan, layout=layout, pipeline=pipeline, kinds=own)
 
 
 def meet_inside(layout: Layout, experts: int, found: tuple[SliceKind, ...]) -> bool:

@@ -10,7 +10,7 @@ from meshwright.answer.predict import predict
 from meshwright.errors import MeshwrightError
 from meshwright.plan import Plan, check
 from meshwright.plan.executable import unexecutable
-from meshwright.plan.slices import microbatches_each
+from meshwright.plan.slices import Portions, portions_of
 from meshwright.run import data, launch, loop
 from meshwright.run.data import tokenizer
 from meshwright.run.job import Job, RunSummary
@@ -62,7 +62,7 @@ def train(
         ideal_s=prediction.mfu * prediction.step_time_s,
         identity=prediction.identity,
         schedule_params=prediction.schedule_params,
-        counts=() if plan.several else microbatches_each(plan.layout, prediction.cluster),
+        portions=Portions() if plan.several else portions_of(plan, prediction.cluster),
         **job,
     )
     found = launch.start(loop.train, asked, on_step, num_ranks=plan.num_ranks, device=device, stops=True)

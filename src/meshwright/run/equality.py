@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from meshwright.plan import Plan
+from meshwright.plan.slices import Portions
 from meshwright.run import mesh
 from meshwright.run.data import Batch
 from meshwright.run.launch import start
@@ -31,14 +32,14 @@ TINY = 1e-30
 
 
 class EqualityCase(msgspec.Struct, frozen=True, kw_only=True):
-    """A legal, executable plan with as many ranks as all other cases of a job, and what it trains on. ``counts``:
-    microbatches of every replica where the plan's shares differ."""
+    """A legal, executable plan with as many ranks as all other cases of a job, and what it trains on. ``portions``:
+    what every replica has of a step where they differ."""
 
     model: Model
     plan: Plan
     train: Train
     steps: int = 2
-    counts: tuple[int, ...] = ()
+    portions: Portions = Portions()
 
 
 class Apart(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,9 +106,9 @@ def _stored(case: EqualityCase) -> str:
 
 def _trained(case: EqualityCase, place: mesh.ProcessMesh) -> _Seen:
     settings = Settings(precision="float64", lr=1e-2)
-    shared = not case.plan.several and case.plan.layout.shares
-    counts = case.counts if shared else ()  # the one process it is compared with has no replicas
-    trainer = Trainer(case.model, case.plan, case.train, place, settings=settings, counts=counts)
+    shared = not case.plan.several and (case.plan.layout.shares or case.plan.kinds.any)
+    portions = case.portions if shared else None  # the one process it is compared with has no replicas
+    trainer = Trainer(case.model, case.plan, case.train, place, settings=settings, portions=portions)
     losses: list[float] = []
     gradients: list[tuple] = []
 

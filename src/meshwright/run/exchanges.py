@@ -13,7 +13,7 @@ from meshwright.lower.partition import segments, stage_layers
 from meshwright.plan import Plan
 from meshwright.run.fsdp import Sharded
 from meshwright.run.lora.base import PackedMatrix
-from meshwright.run.mesh import ProcessMesh
+from meshwright.run.mesh import ProcessMesh, coordinates
 from meshwright.run.model import Stage
 from meshwright.run.parameters import drawn, initialise
 from meshwright.run.parts import Shared
@@ -147,10 +147,17 @@ def tensors(parameter: torch.nn.Parameter, *, fused: bool = False) -> tuple[Tens
 
 
 def exchanges_of(
-    some: tuple[Fragment, ...], parts: Parts, stages: dict[int, Stage], mesh: ProcessMesh, types: Types, seed: int = 0
+    some: tuple[Fragment, ...],
+    parts: Parts,
+    stages: dict[int, Stage],
+    mesh: ProcessMesh,
+    types: Types,
+    seed: int = 0,
+    hold: tuple[int, ...] = (),
 ) -> list[Sharded] | list[Bucket]:
     """The fragments as what exchanges them: one bucket for each kind of parameters in each segment, in the order of the
-    forward; or, where parameters are gathered for every pass, one for each stage. `seed` is that of codes that draw."""
+    forward; or, where parameters are gathered for every pass, one for each stage. `seed` is that of codes that draw,
+    `hold` relative sizes of the shards of every data-parallel rank."""
     if mesh.plan.layout.gathers_again:
         replica = next(mesh[f.replica.name] for f in some if f.what == GRADIENTS)
         codes = {f.what: f.within for f in some if f.within != NO_CODEC}
@@ -159,10 +166,12 @@ def exchanges_of(
             for s in stages.values()
         ]
     out = []
+    held = tuple(hold[coordinates(mesh.plan, rank)["dp"]] for rank in mesh["shard"].ranks) if hold else ()
+    how = {"grads": types.grads, "masters": types.masters, "seed": seed, "hold": held}
     for (units, kind), found in by_units(some).items():
         if not kind:  # of no parameters
             continue
-        bucket = Bucket(parts[units, kind], found, mesh, grads=types.grads, masters=types.masters, seed=seed)
+        bucket = Bucket(parts[units, kind], found, mesh, **how)
         for module in _segments(stages[units[0]])[units[1]]:
             module.register_forward_pre_hook(lambda *_, bucket=bucket: bucket.ready())
         out.append(bucket)

@@ -8,6 +8,7 @@ import msgspec
 
 from meshwright.assign.groups import GroupCosts
 from meshwright.plan import Plan
+from meshwright.plan.slices import Portions
 from meshwright.run import data
 from meshwright.run.lora.peft import ADAPTER
 from meshwright.run.settings import Settings
@@ -29,7 +30,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     of ranks are formed. ``quiet`` prints no progress. ``routing`` is a file that the choices of the model's routers are
     written to.
     ``judged_every`` so many steps (0: never) the loss is measured on the last ``held_out`` of the text, which is then
-    not trained on. ``keep`` so many checkpoints. ``counts``: microbatches of replicas that differ. ``adapter``: a
+    not trained on. ``keep`` so many checkpoints. ``portions``: what replicas that differ have of a step. ``adapter``: a
     folder of adapters to begin with. ``export``: what adapters are written as at the end (:mod:`.lora.peft`), "" for
     nothing. ``tensorboard``: a folder, ``wandb`` a project, ``callback`` a function ``module:name`` that is told of
     every step (:mod:`.reports`).
@@ -60,7 +61,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     routing: str = ""
     identity: Identity = UNKNOWN
     schedule_params: dict[str, Any] = {}
-    counts: tuple[int, ...] = ()
+    portions: Portions = Portions()
     group_costs: GroupCosts | None = None
 
 

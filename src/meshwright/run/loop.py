@@ -64,7 +64,7 @@ def train(world: World, job: Job, on_step: Told | None = None) -> dict[str, Any]
     """
     place = mesh.build(in_step(job.plan), device=world.device)
     corpus = open_corpus(world, job, place)
-    how = {"settings": job.settings, "schedule_params": job.schedule_params, "counts": job.counts}
+    how = {"settings": job.settings, "schedule_params": job.schedule_params, "portions": job.portions}
     trainer = Trainer(job.model, job.plan, job.train, place, **how, group_costs=job.group_costs)
     begin(job, trainer)
     run = RankRun(job, trainer, corpus, on_step)

@@ -24,6 +24,7 @@ from meshwright.run.pieces import Parameter, TensorPiece
 from meshwright.run.record import recorder
 from meshwright.run.referenced import ReferencedSum
 from meshwright.run.shards import Awaited, Run, ShardCode
+from meshwright.run.uneven import UnevenShards
 from meshwright.sync.fragments import GATHERED, GRADIENTS, LION, PROJECTED, REFERENCE, SELF, STEP, Fragment
 from meshwright.sync.record import NO_CODEC
 
@@ -126,8 +127,10 @@ class Bucket:
         grads: torch.dtype,
         masters: torch.dtype,
         seed: int = 0,
+        hold: Sequence[int] = (),
     ):
-        """`seed` is that of codes that draw; `fragments` are those of these parameters, by what they carry."""
+        """`seed` is that of codes that draw; `fragments` are those of these parameters, by what they carry. `hold` are
+        relative sizes of the shards of every rank that has one, () for equal ones."""
         gradient = fragments[GRADIENTS]
         self.parameters, self.where = list(parameters), Where.of(gradient, mesh)
         self.stage, segment = gradient.units
@@ -137,7 +140,9 @@ class Bucket:
         where, first = self.where, self.parameters[0]
         sizes = [p.numel() for p in self.parameters]
         ways = where.shard.size
-        self.length = -(-sum(sizes) // ways) * ways
+        #: The shards, where they are not of equal size.
+        self.uneven = UnevenShards(sum(sizes), hold, where.shard) if hold and ways > 1 else None
+        self.length = sum(sizes) if self.uneven else -(-sum(sizes) // ways) * ways
         self.values = torch.zeros(self.length, dtype=first.dtype, device=first.device)
         self.grads = grads
         self._gradient: torch.Tensor | None = None
@@ -160,6 +165,9 @@ class Bucket:
         self._known = {p.info.name: (p, start) for p, start in zip(self.parameters, self.starts)}
         width = self.length // ways
         self.lo, self.hi = where.shard.index * width, (where.shard.index + 1) * width
+        if self.uneven is not None:
+            self.lo, self.hi = self.uneven.mine
+            width = self.hi - self.lo
         mine = self.values[self.lo : self.hi]
         #: The codes in which gradients are scattered and parameters gathered, by what is exchanged; the step.
         self.shards, self.step = {}, 0
@@ -241,7 +249,7 @@ class Bucket:
             self._pending = (self.shards[GRADIENTS].scatter(out, whole, **said), out)
             return
         token = recorder().start("reduce_scatter", "dp", **self.label, **_said(whole, shard))
-        work = reduce_scatter_async(out, whole, shard)
+        work = self.uneven.reduce(out, whole) if self.uneven else reduce_scatter_async(out, whole, shard)
         recorder().watch(work, token)
         self._pending = (work, out)
 
@@ -351,7 +359,10 @@ class Bucket:
         elif not self.where.shard.alone:
             said = _said(self.values, self.where.shard)
             token = recorder().start("all_gather", "dp_gather", **self.label, **said)
-            self._gather = gather_async(self.values, mine.clone(), self.where.shard)
+            if self.uneven is not None:
+                self._gather = self.uneven.gather(self.values, mine.clone())
+            else:
+                self._gather = gather_async(self.values, mine.clone(), self.where.shard)
             recorder().watch(self._gather, token)
 
     def ready(self) -> None:

@@ -17,6 +17,7 @@ from meshwright.lower import order
 from meshwright.lower.waves import rows
 from meshwright.plan import Plan
 from meshwright.plan.facets.sequence import STATIC
+from meshwright.plan.slices import Portions, own_plan
 from meshwright.run.adapt import adapt
 from meshwright.run.attention import local_positions
 from meshwright.run.average import Rounds
@@ -79,18 +80,18 @@ class Trainer:
         *,
         settings: Settings | None = None,
         schedule_params: Mapping[str, Any] | None = None,
-        counts: tuple[int, ...] = (),
+        portions: Portions | None = None,
         group_costs: GroupCosts | None = None,
     ):
-        """`counts`: microbatches of each data-parallel rank where they are not as many on all. `group_costs`: those by
+        """`portions`: what each data-parallel rank has of a step where they have not as much. `group_costs`: those by
         which groups of ranks are formed for every batch, as a prediction has them."""
-        #: Where this rank is among the plan's pools; its own plan is its pool's.
-        self.counts = counts
-        if not plan.several and plan.layout.shares:  # told by `counts` for each rank
-            plan = msgspec.structs.replace(plan, layout=msgspec.structs.replace(plan.layout, shares=()))
+        self.portions, counts = portions or Portions(), portions.counts if portions else ()
+        if not plan.several:  # told by `portions` for each rank
+            plan = own_plan(plan, self.portions, mesh["dp"].index)
         batch = counts[mesh["dp"].index] * plan.layout.dp * plan.pipeline.microbatch if counts else train.global_batch
         needed(plan, mesh.device.type)
         self.places = places(plan, model, mesh.rank, batch, schedule_params or {})
+        #: Where this rank is among the plan's pools; its own plan is its pool's.
         self.place = own = self.places.own
         plan = own.pool.plan
         self.model, self.plan, self.train, self.mesh = model, plan, train, mesh
@@ -123,9 +124,8 @@ class Trainer:
         self.base = None if train.lora is None else Base(self.stages, mesh["shard"])
         self.kinds = parts = parts_of(self.stages, model, plan)
         self.fragments = () if own.frozen else fragments_of(parts, plan, model, train, actions, types)
-        self.exchanges = (
-            exchanges_of(self.fragments, parts, self.stages, mesh, types, settings.seed) if self.fragments else []
-        )
+        known = self.fragments, parts, self.stages, mesh, types, settings.seed, self.portions.hold
+        self.exchanges = exchanges_of(*known) if self.fragments else []
         self.coded = [one for one in self.exchanges if one.coded]
         #: Sums whose code chooses ranks as it goes.
         self.adapted = [b.code for b in self.coded if isinstance(getattr(b, "code", None), CodedSum)]
@@ -235,11 +235,11 @@ class Trainer:
     def rows(self) -> tuple[int, ...] | None:
         """The rows of a global batch that this data-parallel rank takes, in the order of its microbatches; None for
         the usual ones, as many on every rank and those next to each other."""
-        size = self.shape.together
-        if self.counts:
-            at = self.mesh["dp"].index
-            first = sum(self.counts[:at]) * size
-            return tuple(range(first, first + self.counts[at] * size))
+        size, counts, at = self.shape.together, self.portions.counts, self.mesh["dp"].index
+        if counts:
+            sizes = self.portions.rows or (size,) * len(counts)
+            first = sum(count * rows for count, rows in zip(counts[:at], sizes))
+            return tuple(range(first, first + counts[at] * sizes[at]))
         if not self.places.plan.several:
             return None
         count = self.plan.num_microbatches(self.train.global_batch)
@@ -400,7 +400,7 @@ class Trainer:
             return self._grouped(self.groups.of(batch), batch)
         (length, _, size), device = self.shape, self.mesh.device
         count, at_dp = self.plan.num_microbatches(self.train.global_batch), self.mesh["dp"].index
-        count = self.counts[at_dp] if self.counts else count
+        count = self.portions.counts[at_dp] if self.portions.counts else count
         if batch.tokens.shape != (count * size, length + 1):
             raise ValueError(f"a batch of shape {tuple(batch.tokens.shape)} for {count} x {size} rows of {length}")
         tokens = batch.tokens.to(device)

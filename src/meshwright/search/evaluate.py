@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from meshwright.answer.prediction import RankMemory
 from meshwright.answer.rank_memory import rank_memory
 from meshwright.answer.tier_memory import tier_memory
 from meshwright.cost import Costs, standard_on
@@ -15,6 +16,7 @@ from meshwright.lower.facts import Facts
 from meshwright.lower.structure import Structure
 from meshwright.plan import Plan
 from meshwright.search.layers import Layers
+from meshwright.simulate.simulated import Simulated
 from meshwright.simulate.step import simulate
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
@@ -52,8 +54,8 @@ class Evaluator:
         #: What balanced stages are worked out from, and those, kept by ``search/settle.py``.
         self.stages: dict = {}
 
-    def __call__(self, plan: Plan) -> Evaluated:
-        """The plan must be legal, with ``dp`` filled in."""
+    def simulated(self, plan: Plan) -> tuple[Simulated, tuple[RankMemory, ...]]:
+        """The step of a legal plan with ``dp`` filled in, and the memory of its rank classes."""
         run = simulate(
             plan,
             self.model,
@@ -64,7 +66,11 @@ class Evaluator:
             pricer=self.layers.pricer,
             structures=self._structures,
         )
-        ranks = rank_memory(run, self.costs)
+        return run, rank_memory(run, self.costs)
+
+    def __call__(self, plan: Plan) -> Evaluated:
+        """The plan must be legal, with ``dp`` filled in."""
+        run, ranks = self.simulated(plan)
         room = min(r.headroom_bytes for r in ranks)
         # where state lies off the devices, what does not fit there is lacking as well
         behind = (tier.headroom_bytes for tier in tier_memory(run, self.costs)) if plan.offload.any else ()

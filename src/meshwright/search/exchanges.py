@@ -7,15 +7,15 @@ from operator import attrgetter
 
 import numpy as np
 
-from meshwright.lower.bind import Binder, first_of_group
-from meshwright.lower.place import Mesh
+from meshwright.lower.bind import Binder
+from meshwright.lower.place import Mesh, first_of_group
 from meshwright.lower.program import Program
 from meshwright.lower.roles import NormRole
 from meshwright.lower.stages import Stages
 from meshwright.lower.state import STORED_BYTES, gathered_bytes, static_bytes, unscattered_bytes
 from meshwright.lower.tier_sizes import least_kept
 from meshwright.lower.units import Unit
-from meshwright.plan.facet import EXCHANGE
+from meshwright.plan.facet import BALANCED, EXCHANGE
 from meshwright.plan.facets import fields
 from meshwright.search.columns import Exchanged, units_of
 from meshwright.search.evaluate import Evaluator
@@ -175,10 +175,12 @@ class Exchanges:
         alone = plan_of(core._replace(pp=1), inner, PLAIN, state)
         beside = self.layers.stages(alone, self.layers.mesh(alone))
         out = np.zeros(self.num_units)
+        # shards that are assigned by memory may be next to nothing somewhere
+        part = 0.0 if state.hold == BALANCED else min(stages.mesh.held) if plan.kinds.hold else None
         for i, unit in enumerate(self.units):
             held = beside if unit.kind == HEAD else stages
             params = held.params(unit)
-            kept = least_kept(held, unit) if plan.offload.any else static_bytes(plan, self.train, params)
+            kept = least_kept(held, unit) if plan.offload.any else static_bytes(plan, self.train, params, held=part)
             out[i] = sum(kept.values())
             if core.pp > 1:
                 out[i] += gathered_bytes(plan, params, self.train)

@@ -1,4 +1,5 @@
-"""Settle: a point of the space as a plan, with what it leaves to an assignment: layers of each stage, batch shares.
+"""Settle: a point of the space as a plan, with what it leaves to an assignment: layers of each stage, batch shares,
+shards of state.
 
 Both are worked out from the layers' prices on the devices they would run on. What is too much for memory, and what the
 schedule makes of it, is found when the plan is evaluated.
@@ -12,8 +13,10 @@ import msgspec
 import numpy as np
 
 from meshwright import schedules
+from meshwright.assign.level import level
 from meshwright.assign.partition import partition
 from meshwright.assign.shares import apportion
+from meshwright.lower.residency import constant_bytes
 from meshwright.lower.units import Unit
 from meshwright.plan import Plan
 from meshwright.search.evaluate import Evaluator
@@ -27,7 +30,28 @@ def settled(core: Core, inner: Inner, piped: Piped, state: State, evaluator: Eva
     if inner.shares == BALANCED:
         layout = msgspec.structs.replace(plan.layout, shares=_dealt(plan, evaluator))
         plan = msgspec.structs.replace(plan, layout=layout)
+    if state.hold == BALANCED:
+        own = msgspec.structs.replace(plan.kinds, hold=_held_by(plan, evaluator))
+        plan = msgspec.structs.replace(plan, kinds=own)
     return plan
+
+
+def _held_by(plan: Plan, evaluator: Evaluator) -> tuple[int, ...]:
+    """Relative sizes of the shard of state on each kind of slices, by the room that the rest leaves its ranks; () where
+    equal ones fit, or none do."""
+    run, ranks = evaluator.simulated(plan)
+    lowered, layout = run.lowered, plan.layout
+    found = lowered.mesh.slices
+    if len(found) == 1 or min(one.headroom_bytes for one in ranks) >= 0:
+        return ()
+    slack, parts = 1 + evaluator.costs.framework.allocator_slack, []
+    whole = constant_bytes(lowered.stages, lowered.actions)
+    bare = constant_bytes(lowered.stages, lowered.actions, 0.0)
+    for index in range(len(found)):
+        mine = range(index * layout.pp, (index + 1) * layout.pp)
+        sharded = [slack * (sum(whole[r].values()) - sum(bare[r].values())) for r in mine]
+        parts.append(min(1 + ranks[r].headroom_bytes / size for r, size in zip(mine, sharded) if size))
+    return level(parts, [one.multiplicity for one in found]) or ()
 
 
 def shares_of(core: Core, inner: Inner, piped: Piped, evaluator: Evaluator) -> tuple[int, ...]:

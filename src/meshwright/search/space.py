@@ -321,14 +321,29 @@ def states(space: Space, core: Core, cluster: Cluster, train: Train) -> tuple[St
             place=f"--fix sync={chosen[0]}",
             help="search with the codec for all layers, then ask meshwright predict for the layers under what it finds",
         )
-    return tuple(state for state in found if state.sync == EVERY_STEP or _kept_together(core, state, cluster))
+    return tuple(
+        state for state in found if _kept_together(core, state, cluster) and _held(space, core, state, cluster)
+    )
 
 
 def _kept_together(core: Core, state: State, cluster: Cluster) -> bool:
     """Whether the rule of synchronisation goes with the sizes and what is sharded."""
+    if state.sync == EVERY_STEP:
+        return True
     said = read(state.sync)
     wrong = said.rule.wrong
     return wrong is None or not any(wrong(plan_of(core, _ALL, PLAIN, state), cluster, said))
+
+
+def _held(space: Space, core: Core, state: State, cluster: Cluster) -> bool:
+    """Whether shards of unequal size go with what is sharded over how many ranks, and with the kinds of slices."""
+    if state.hold == EVEN:
+        return True
+    if not state.zero or state.shard or core.dp * core.cp == 1 or state.sync != EVERY_STEP:
+        return False
+    sizes = {"tp": core.tp, "cp": core.cp, "pp": core.pp, "dp": core.dp}
+    counts = {len(kinds(Layout(order=order, **sizes), cluster)) for order in _orders(space, core)}
+    return max(counts) > 1 if state.hold == BALANCED else counts == {len(state.hold)}
 
 
 def gathers_once(space: Space, train: Train) -> bool:

@@ -97,7 +97,8 @@ class Fragment(msgspec.Struct, frozen=True, kw_only=True):
     ``tensors``: the shapes of the values in their order (vectors may be left out), where they are not sharded
     and the code goes by them. ``update``: what is made of gradients, each copy's own, in place of their sum: signs of
     Lion's updates that are counted, the sign of the sum, or differences to those at a reference point. ``served``: its
-    copies are clients, and exchange it with a server.
+    copies are clients, and exchange it with a
+    server. ``padding``: how much larger the largest shard is than the mean, as which all travel.
     """
 
     what: str
@@ -122,6 +123,7 @@ class Fragment(msgspec.Struct, frozen=True, kw_only=True):
     tensors: tuple[Tensor, ...] = ()
     update: str = ""
     served: bool = False
+    padding: float = 1.0
 
     @property
     def num_bytes(self) -> float:
@@ -308,11 +310,11 @@ def on_wire(some: Iterable[Fragment]) -> list[OnWire]:
             inside.append(OnWire(op, shard_bytes(f) * f.shard.size, f.shard))
             outside += _between(f) if f.what != GATHERED else []
         elif f.what == GATHERED:
-            inside.append(OnWire("all_gather", f.num_bytes, f.shard))
+            inside.append(OnWire("all_gather", f.num_bytes * f.padding, f.shard))
         elif f.what in (PARAMETERS, MOMENTS):
             outside += _between(f)
         elif f.shard.size > 1:
-            inside.append(OnWire("reduce_scatter", f.num_bytes, f.shard))
+            inside.append(OnWire("reduce_scatter", f.num_bytes * f.padding, f.shard))
             outside += _between(f)
         else:
             inside += _between(f)

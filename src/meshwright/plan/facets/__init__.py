@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 MODULES = [
     "meshwright.plan.facets.layout",
     "meshwright.plan.facets.pipeline",
+    "meshwright.plan.facets.kinds",
     "meshwright.plan.facets.sequence",
     "meshwright.plan.facets.experts",
     "meshwright.plan.facets.memory",

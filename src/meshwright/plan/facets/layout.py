@@ -266,7 +266,7 @@ def _exchanged(plan: Plan) -> tuple[bool, bool, bool]:
 
 def _unexecutable(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic]:
     layout = plan.layout
-    if layout.shares and layout.shards_gradients:
+    if len(set(layout.shares)) > 1 and layout.shards_gradients:
         # a gradient that is kept sharded is summed after every microbatch, and replicas have not as many
         message = f"uneven batch shares with zero{layout.zero} are priced and not run: replicas meet once a step to run"
         yield unrun("P033", message, plan, "layout", f"shares = {layout.shares}", zero=1)

@@ -120,22 +120,24 @@ def _shares(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterato
             f"give {len(found)} numbers" if len(found) > 1 else "drop shares: all slices are alike",
         )
         return
-    total = mb * sum(len(kind.members) * share for kind, share in zip(found, layout.shares))
+    sizes = plan.kinds.mbs if len(plan.kinds.mbs) == len(found) else (mb,) * len(found)
+    total = sum(len(kind.members) * share * size for kind, share, size in zip(found, layout.shares, sizes))
     if total != train.global_batch or min(layout.shares) < 1:
         sums = " + ".join(f"{len(kind.members)} x {share}" for kind, share in zip(found, layout.shares))
+        each = f"mbs={','.join(map(str, sizes))}" if plan.kinds.mbs else f"mb{mb}"
         yield wrong(
             "P025",
-            f"({sums}) microbatches of mb{mb} are {total} sequences and the global batch is {train.global_batch}",
+            f"({sums}) microbatches of {each} are {total} sequences and the global batch is {train.global_batch}",
             place,
             "every slice takes at least one microbatch, and together they take the batch",
         )
         return
-    if layout.shards_gradients:
+    if layout.shards_gradients and len(set(layout.shares)) > 1:
         yield wrong(
             "P026",
             "sharded gradients are exchanged as often as there are microbatches, which is not as often on all slices",
             f"layout.zero = {layout.zero} with shares",
-            "say zero1, or drop shares",
+            "say zero1, or as many microbatches everywhere and their sizes with mbs=, or drop shares",
         )
     if not meet_inside(layout, plan.experts.ep * plan.etp, found):
         yield wrong(

@@ -16,6 +16,7 @@ import msgspec
 import torch
 
 from meshwright.plan import parse
+from meshwright.plan.slices import Portions
 from meshwright.run import clocks, launch, mesh
 from meshwright.run.begin import begin, begin_base, checkpoints
 from meshwright.run.elastic.formation import Begin, Over, Settled, Stepped, Word
@@ -80,7 +81,7 @@ def _train(job: Job, order: Begin, before: Sequence[int], fds: Sequence[int], sa
         place,
         settings=job.settings,
         schedule_params=order.params,
-        counts=order.counts,
+        portions=Portions(counts=order.counts),
     )
     memory = Snapshots(trainer, fds, order.epoch)
     found = restored(trainer, written(before))

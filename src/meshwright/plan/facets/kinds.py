@@ -1,0 +1,159 @@
+"""Kinds of devices: sizes that replicas on each of them have of their own, besides how many microbatches they run.
+
+Data-parallel slices on the same devices in the same order are one kind (``plan/slices.py``). A kind may take more or
+fewer sequences at a time, and hold a larger or smaller part of the state that ZeRO shards: the first goes by what its
+devices have room for while they compute, the second by what is left, and ``shares=`` by how fast they are (Cephalo, Guo
+et al., 2024, arXiv 2411.01075).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from meshwright.errors import Diagnostic
+from meshwright.plan.facet import (
+    BALANCED,
+    EVEN,
+    EXCHANGE,
+    KEYED,
+    LAYER,
+    STRUCTURE,
+    Facet,
+    Field,
+    counts,
+    unrun,
+    wrong,
+)
+from meshwright.plan.slices import kinds
+from meshwright.sync.record import USUAL
+
+if TYPE_CHECKING:
+    from meshwright.plan.record import Plan
+    from meshwright.spec.cluster import Cluster
+    from meshwright.spec.model import Model
+    from meshwright.spec.workload import Train
+
+
+class Kinds(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes that each kind of data-parallel slices has of its own, in the order of ``shares=``; () where all are alike.
+
+    ``mbs`` are sequences of a microbatch. ``hold`` are relative sizes of the shard of ZeRO's state on every rank: under
+    ``hold=3,1`` a rank of the first kind holds three times what one of the second does.
+    """
+
+    mbs: tuple[int, ...] = ()
+    hold: tuple[int, ...] = ()
+
+    @property
+    def any(self) -> bool:
+        """Whether kinds differ in any of it."""
+        return bool(self.mbs or self.hold)
+
+
+def _number(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
+    """Yield the violations of numbers that are not one for each kind of slices."""
+    layout, own = plan.layout, plan.kinds
+    if not own.any or layout.num_ranks != cluster.num_devices:
+        return
+    found = kinds(layout, cluster)
+    are = "; ".join(f"{len(k.members)} on {' + '.join(dict.fromkeys(d.name for d in k.devices))}" for k in found)
+    for word, values in (("mbs", own.mbs), ("hold", own.hold)):
+        if values and len(values) != len(found):
+            yield wrong(
+                "P025",
+                f"{word}= names {len(values)} kinds of data-parallel slices and this layout has {len(found)}: {are}",
+                f"kinds.{word} = {values}",
+                f"give {len(found)} numbers" if len(found) > 1 else f"drop {word}: all slices are alike",
+            )
+
+
+def _mbs(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
+    sizes, place = plan.kinds.mbs, f"kinds.mbs = {plan.kinds.mbs}"
+    if not sizes:
+        return
+    if not plan.layout.shares:
+        numbers = ",".join("4" for _ in sizes)
+        help = f"say how many microbatches each kind runs, such as shares={numbers}"
+        yield wrong("P026", "microbatches of unequal size need their number for each kind", place, help)
+    if max(sizes) != plan.pipeline.microbatch:
+        message = f"the largest microbatch of mbs= has {max(sizes)} sequences and mb says {plan.pipeline.microbatch}"
+        yield wrong("P026", message, place, f"say mb{max(sizes)}")
+    if train.lengths is not None:
+        help = "drop mbs, or say one length"
+        yield wrong("P026", "rows of drawn documents have as many sequences on every replica", place, help)
+
+
+def _hold(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
+    layout, place = plan.layout, f"kinds.hold = {plan.kinds.hold}"
+    if not plan.kinds.hold:
+        return
+    if not layout.zero or layout.dp * layout.cp == 1:
+        what = "nothing is sharded" if not layout.zero else "one rank holds all state"
+        yield wrong("P026", f"hold= says who holds how much of sharded state, and {what}", place, "say zero1 or fsdp")
+    elif layout.shard:
+        message = f"hold= shares one copy of the state out over all replicas, and shard{layout.shard} makes several"
+        yield wrong("P026", message, place, "drop shard, or say fsdp in place of hsdp")
+    if model.mixtures:
+        yield wrong("P026", "experts are sharded over ranks of their own, evenly", place, "drop hold")
+    if plan.sync.policy != USUAL:
+        message = f"shards under sync={plan.sync.policy} are of equal size"
+        yield wrong("P026", message, place, "drop sync, or drop hold")
+    if not any(plan.kinds.hold):
+        yield wrong("P026", "no kind of slices holds any of the sharded state", place, "give one kind more than 0")
+
+
+def _beside(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
+    if plan.kinds.any and plan.offload.any:
+        message = "state off the devices is worked out for slices that are alike"
+        yield wrong("P026", message, "offload with kinds", "drop offload, or drop mbs and hold")
+
+
+def _unexecutable(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic]:
+    if plan.kinds.hold and plan.layout.gathers_again:
+        message = "uneven shards of parameters are priced and not run: torch's fully_shard cuts rows evenly"
+        yield unrun("P033", message, plan, "layout", f"zero = {plan.layout.zero} with hold", zero=2)
+
+
+def _differ(model: Model, cluster: Cluster, train: Train) -> tuple[str, ...]:
+    """Even, and where devices have unequal memory balanced as well."""
+    alike = len({i.device.memory_bytes for i in cluster.islands}) == 1
+    return (EVEN,) if alike or model.mixtures else (EVEN, BALANCED)
+
+
+FIELDS = (
+    Field(
+        name="mbs",
+        help="sequences per microbatch on each kind of slice, on unequal islands: as mb, or numbers",
+        form=counts("sequences per kind of slice such as 4,1"),
+        spelled=KEYED,
+        place=192,
+        decides=(LAYER,),
+        search=(EVEN,),
+        stored=lambda value: {"mbs": value if isinstance(value, tuple) else ()},
+        of=lambda kinds: kinds.mbs or EVEN,
+    ),
+    Field(
+        name="hold",
+        help="size of the shard of state on each kind of slice: even, balanced by assign/level.py, or numbers",
+        form=counts("relative sizes per kind of slice such as 3,1", least=0),
+        spelled=KEYED,
+        place=194,
+        decides=(STRUCTURE, EXCHANGE),
+        seen={STRUCTURE: lambda plan: ()},
+        domain=_differ,
+        search=(EVEN, BALANCED),
+        stored=lambda value: {"hold": value if isinstance(value, tuple) else ()},
+        of=lambda kinds: kinds.hold or EVEN,
+    ),
+)
+FACET = Facet(
+    name="kinds",
+    help="what replicas on each kind of devices have of their own",
+    record=Kinds,
+    fields=FIELDS,
+    rules=(_number, _mbs, _hold, _beside),
+    unexecutable=_unexecutable,
+)
