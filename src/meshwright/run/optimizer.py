@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -21,7 +22,7 @@ from meshwright.run.scaled import Scaled
 from meshwright.run.settings import Settings
 from meshwright.run.sync import HeldElements
 from meshwright.spec.workload import LAYERWISE
-from meshwright.sync.record import Scaling
+from meshwright.sync.record import Scaling, SyncPolicy
 
 #: Optimizers by the workload's word, with the names of their moments.
 MOMENTS = {
@@ -184,6 +185,17 @@ class Optimizer:
             state = taken.get(number) or self.torch.state[master]
             out += [TensorPiece(name, *where, state[name], h.owner) for name in self.names]
         return out
+
+
+def stepping(policy: SyncPolicy, kind: str, settings: Settings) -> tuple[str, Settings, tuple[int, Scaling] | None]:
+    """Return the kind of steps that a workload's optimizer takes under a policy, its settings, and what scales it."""
+    if not policy.early and not policy.rule.optimizer:
+        return kind, settings, None
+    # the norm of all is not known when the first layers are updated, and what arrives is an update, not a gradient
+    unclipped = msgspec.structs.replace(settings, clip=0.0)
+    if policy.scaling is not None:
+        return "scaled", unclipped, (policy.when, policy.scaling)
+    return "sgd" if policy.rule.optimizer else kind, unclipped, None
 
 
 def _make(kind: str, groups: list[dict], settings: Settings) -> torch.optim.Optimizer:

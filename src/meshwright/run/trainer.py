@@ -32,7 +32,7 @@ from meshwright.run.links import Link
 from meshwright.run.lora.base import Base
 from meshwright.run.mesh import ProcessMesh
 from meshwright.run.moments import moments_on
-from meshwright.run.optimizer import Optimizer
+from meshwright.run.optimizer import Optimizer, stepping
 from meshwright.run.parameters import Maker
 from meshwright.run.parts import Pass, Shared
 from meshwright.run.pieces import TensorPiece, alike
@@ -131,12 +131,8 @@ class Trainer:
         self.adapted = [b.code for b in self.coded if isinstance(getattr(b, "code", None), CodedSum)]
         self.adapted = [code for code in self.adapted if code.code.adapts]
         held = [h for exchange in self.exchanges for h in exchange.held()]
-        kind, applied, scaled, policy = train.optimizer, settings, None, read(plan.sync.policy)
-        if policy.early:  # the norm of all is not known when the first layers are updated
-            applied = msgspec.structs.replace(settings, clip=0.0)
-        if policy.rule.optimizer:  # what arrives is an update, not a gradient
-            kind, applied = "sgd", msgspec.structs.replace(settings, clip=0.0)
-            kind, scaled = ("scaled", (policy.when, policy.scaling)) if policy.scaling else (kind, None)
+        policy = read(plan.sync.policy)
+        kind, applied, scaled = stepping(policy, train.optimizer, settings)
         self.spread: SpreadByPart | None = None
         of: list[int] = []
         if train.grow or train.align:
