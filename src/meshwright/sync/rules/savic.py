@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def fragments(plan: Plan, policy: SyncPolicy, weights: Weights, stored: Stored) -> Iterator[Fragment]:
-    """Those of local steps, and the diagonal to its mean when parameters are."""
+    """Parameters of local steps and the diagonal of their scales to their means."""
     return LOCAL.fragments(plan, policy, weights, stored._replace(num_moments=1, moments=stored.masters))
 
 
