@@ -22,7 +22,7 @@ from meshwright.run.scaled import Scaled
 from meshwright.run.settings import Settings
 from meshwright.run.sync import HeldElements
 from meshwright.spec.workload import LAYERWISE
-from meshwright.sync.record import Scaling, SyncPolicy
+from meshwright.sync.record import SharedScales, SyncPolicy
 
 #: Optimizers by the workload's word, with the names of their moments.
 MOMENTS = {
@@ -53,7 +53,7 @@ class Optimizer:
         parts: Sequence[int] = (),
         clusters: int = 0,
         moved: Callable[[tuple[str, ...]], Moments | None] | None = None,
-        scaled: tuple[int, Scaling] | None = None,
+        scaled: tuple[int, SharedScales] | None = None,
     ):
         """`parts`: the part of the model that each held piece is of, where those have learning rates of their own,
         which ``rates`` multiply. `clusters`: parts of the data that have a momentum each. `moved` makes those moments
@@ -187,7 +187,9 @@ class Optimizer:
         return out
 
 
-def stepping(policy: SyncPolicy, kind: str, settings: Settings) -> tuple[str, Settings, tuple[int, Scaling] | None]:
+def stepping(
+    policy: SyncPolicy, kind: str, settings: Settings
+) -> tuple[str, Settings, tuple[int, SharedScales] | None]:
     """Return the kind of steps that a workload's optimizer takes under a policy, its settings, and what scales it."""
     if not policy.early and not policy.rule.optimizer:
         return kind, settings, None

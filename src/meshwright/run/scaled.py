@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from meshwright.sync.record import Scaling
+from meshwright.sync.record import SharedScales
 
 
 class Scaled(torch.optim.Optimizer):
     """Steps along gradients in the scales of ``scale``, the squares gathered, [values] each; ``every`` steps are a
     round, at whose end they gather those of the last gradient. What averages them between replicas comes after that."""
 
-    def __init__(self, groups: list[dict[str, Any]], lr: float, every: int, scaling: Scaling):
+    def __init__(self, groups: list[dict[str, Any]], lr: float, every: int, scaling: SharedScales):
         super().__init__(groups, {"lr": lr, "weight_decay": 0.0})
         self.every, self.scaling, self.count = every, scaling, 0
 

@@ -60,7 +60,7 @@ class Outer(msgspec.Struct, frozen=True, kw_only=True):
         return f"{'nesterov' if self.nesterov else 'momentum'}({', '.join(said)})"
 
 
-class Scaling(msgspec.Struct, frozen=True, kw_only=True):
+class SharedScales(msgspec.Struct, frozen=True, kw_only=True):
     """The scales of local steps, a diagonal that replicas share: rounds keep ``beta`` of the squares that are gathered,
     and no scale is taken for less than ``least``."""
 
@@ -116,7 +116,7 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
     outer: Outer = Outer()
     delay: int = 0
     reference: int = 0
-    scaling: Scaling | None = None
+    scaling: SharedScales | None = None
 
     def __getitem__(self, option: str) -> Any:
         return self.values[option]

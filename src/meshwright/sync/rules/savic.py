@@ -16,7 +16,7 @@ import msgspec
 
 from meshwright.sync.fragments import MOMENTS, PARAMETERS, Fragment, Stored, Weights
 from meshwright.sync.options import RuleOption
-from meshwright.sync.record import Scaling
+from meshwright.sync.record import SharedScales
 from meshwright.sync.rules.local import LOCAL
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def choices(values: dict[str, Any]) -> dict[str, Any]:
         "when": values["h"],
         "fragments": (PARAMETERS, MOMENTS),
         "codec": values["codec"],
-        "scaling": Scaling(beta=values["beta"], least=values["least"]),
+        "scaling": SharedScales(beta=values["beta"], least=values["least"]),
     }
 
 
