@@ -105,8 +105,23 @@ ODD = (
     *([], [1], [-1], [265], [266], ["a"], [[1]], [[]], [None], ["a", 1], [1.5], {}, {"a": 1}, [{}], "tuned", "gpt-4"),
     *("x" * 3000, [7] * 600, "😀" * 200, ["s"] * 40, [{"role": "user"}], [{"role": 5, "content": "a"}]),
     *([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], {"include_usage": "yes"}),
+    *([{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "{"}}]}], {"5": 1}, {"-5": 1e9}),
+    *([{"type": "function", "function": {"name": "a"}}], [{"type": "function", "function": {}}]),
 )
-NAMES = (*SAMPLED, "prompt", "messages", "stop", "stream", "logit_bias", "tools", "min_p", "temprature", "model\0", "")
+NAMES = (
+    *SAMPLED,
+    "prompt",
+    "messages",
+    "stop",
+    "stream",
+    "logit_bias",
+    "tools",
+    "tool_choice",
+    "min_p",
+    "temprature",
+    "model\0",
+    "",
+)
 HEADERS = (
     *(("host", "127.0.0.1:8000"), ("host", "evil.example"), ("host", ""), ("host", "[::1"), ("origin", "http://evil")),
     *(("content-type", "text/plain"), ("content-type", "application/json; charset=latin-1"), ("content-type", "")),

@@ -66,6 +66,16 @@ def test_everything_that_is_wrong_is_said_at_once(folder, capsys, monkeypatch):
     assert "--model DIR" in lost.value.diagnostics[0].help
 
 
+def test_a_plan_that_no_engine_can_be_laid_out_by_is_refused_before_one_is_started(folder, capsys, monkeypatch):
+    monkeypatch.setattr(supervisor, "EngineProcess", None)
+    words = ["--plan", "tp3", "--tool-parser", "guess", "--hang", "0"]
+    assert main(["serve", "--model", str(folder), *words[:2]]) == 2
+    assert "error[W014]: tp3 does not divide 4 heads" in capsys.readouterr().err
+    assert main(["serve", "--model", str(folder), *words, "--json"]) == 2
+    found = [error["message"] for error in json.loads(capsys.readouterr().out)["errors"]]
+    assert sorted(found)[:2] == ["--hang 0 cannot be", "--tool-parser guess cannot be"] and len(found) == 3
+
+
 def test_without_a_tokenizer_or_the_extra_it_says_what_is_missing(folder, capsys, monkeypatch):
     (folder / "tokenizer.json").unlink()
     assert main(["serve", str(folder)]) == 2

@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import pytest
 from fuzz.fake_engine import END, FakeEngine, token
 from fuzz.fake_model import write_tokenizer
@@ -192,7 +193,12 @@ WRONG = [
     ({"prompt": "a", "stream_options": {}}, 400, "stream_options", "stream: true"),
     ({"prompt": "a", "model": "gpt-4"}, 404, "model", "tiny, tuned"),
     ({"prompt": "a", "temprature": 1}, 400, "temprature", "did you mean temperature"),
-    ({"prompt": "a", "logit_bias": {"5": 1}}, 400, "logit_bias", "not done"),
+    ({"prompt": "a", "logit_bias": {"5": 101}}, 400, "logit_bias", "<= 100"),
+    ({"prompt": "a", "logit_bias": {"-5": 1}}, 400, "logit_bias", "no token's number"),
+    ({"prompt": "a", "logit_bias": {"266": 1}}, 400, "logit_bias", "none of the 266"),
+    ({"prompt": "a", "presence_penalty": 2.5}, 400, "presence_penalty", "<= 2"),
+    ({"prompt": "a", "repetition_penalty": 0}, 400, "repetition_penalty", "> 0"),
+    ({"prompt": "a", "response_format": {"type": "json_object"}}, 400, "response_format", "ask for JSON in the prompt"),
     ({"prompt": "a", "seed": 2**64}, 400, "seed", "<= "),
 ]
 
@@ -256,6 +262,70 @@ def test_a_model_without_a_template_or_whose_template_refuses_says_so(tmp_path):
     made.served = type(made.served)(text=made.served.text, template=None, names=made.served.names)
     with client(made) as served:
         assert ask(served, "/v1/chat/completions", **CHAT).json()["error"]["code"] == "no_chat_template"
+
+
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+TOOLED = "{% for t in tools %}{{ t.function.name }};{% endfor %}{% for m in messages %}[{{ m.role }}]{{ m.content }}"
+TOOLED += "{% for c in m.tool_calls %}{{ c.function.arguments.city }}{% endfor %}{% endfor %}"
+CALL = 'It is\n<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_of_tools_are_laid_out_by_the_template_and_read_by_a_named_parser(tmp_path, stream):
+    made = app(write_tokenizer(tmp_path, template=TOOLED))
+    made.served = msgspec.structs.replace(made.served, tool_parser="hermes")
+    engine, ids = made.engine.engine, made.served.text.encode(CALL, special=False)
+    engine.answer = (*ids, 1)
+    said = {"messages": CHAT["messages"], "tools": [WEATHER], "max_tokens": 200, "stream": stream}
+    with client(made) as served:
+        answer = ask(served, "/v1/chat/completions", **said)
+        assert made.served.text.decode(engine.seen[-1].prompt) == "weather;[user]hi"
+        if stream:
+            deltas = [event["choices"][0] for event in events(answer)]
+            text = "".join(one["delta"].get("content") or "" for one in deltas)
+            (call,), finish = deltas[-1]["delta"]["tool_calls"], deltas[-1]["finish_reason"]
+            assert call["index"] == 0
+        else:
+            choice = answer.json()["choices"][0]
+            (call,), finish, text = (
+                choice["message"]["tool_calls"],
+                choice["finish_reason"],
+                choice["message"]["content"],
+            )
+        assert (text, finish, call["function"]["name"]) == ("It is\n", "tool_calls", "weather")
+        assert json.loads(call["function"]["arguments"]) == {"city": "Köln"} and call["type"] == "function"
+        # the call goes back as it came, and what none is stays text
+        engine.answer = (*made.served.text.encode("<tool_call>{", special=False), 1)
+        more = [*said["messages"], {"role": "assistant", "content": None, "tool_calls": [call]}]
+        said |= {"messages": more, "stream": False}
+        choice = ask(served, "/v1/chat/completions", **said).json()["choices"][0]
+        assert choice["message"]["content"] == "<tool_call>{" and choice["finish_reason"] == "stop"
+        assert made.served.text.decode(engine.seen[-1].prompt).endswith("[assistant]NoneKöln")
+
+
+@pytest.mark.parametrize(
+    "body, field, reason",
+    [
+        ({"tools": [WEATHER]}, "tools", "--tool-parser hermes"),
+        ({"tools": [WEATHER], "tool_choice": "required"}, "tool_choice", "no grammar"),
+        ({"tool_choice": "auto"}, "tool_choice", "beside tools"),
+        ({"tools": [{"type": "web"}]}, "tools", "Invalid enum value"),
+        ({"functions": [{}]}, "functions", "say tools"),
+    ],
+)
+def test_tools_that_are_not_done_are_refused_with_what_to_say(served, body, field, reason):
+    error = ask(served, "/v1/chat/completions", **CHAT | body).json()["error"]
+    assert error["param"].startswith(field) and reason in error["message"]
+    assert ask(served, "/v1/chat/completions", **CHAT, tools=[WEATHER], tool_choice="none").status_code == 200
+
+
+def test_what_changes_scores_reaches_the_engine(served, folder):
+    with client(app(folder, engine=(engine := FakeEngine()))) as found:
+        said = {"presence_penalty": 0.5, "frequency_penalty": -1, "repetition_penalty": 1.2, "min_p": 0.1}
+        assert ask(found, **HELLO, **said, logit_bias={"5": -100, "7": 3}).status_code == 200
+        sampling = engine.seen[-1].sampling
+        assert {name: getattr(sampling, name) for name in said} == said
+        assert sampling.logit_bias == ((5, -100.0), (7, 3.0)) and sampling.penalised
 
 
 def test_every_key_is_a_tenant_and_no_key_is_401_but_for_probes(folder):

@@ -92,6 +92,19 @@ def test_a_process_that_says_nothing_is_replaced(monkeypatch):
     asyncio.run(check())
 
 
+def test_no_engine_is_started_any_more_once_five_hang_at_once(monkeypatch):
+    monkeypatch.setattr(supervisor, "GIVEN_UP", 2)
+
+    async def check():
+        process, front = await opened(stall_s=0.1)
+        with pytest.raises(Refused, match="2 processes died or hung"):
+            await asyncio.wait_for(front.ask(inquiry(HANGING)).next(), 20)
+        assert front.dead and process.pid == 0
+        await process.close()
+
+    asyncio.run(check())
+
+
 def test_a_process_that_is_stopped_is_gone_at_once_where_it_gets_no_time():
     async def check():
         process, _ = await opened()
@@ -139,7 +152,7 @@ def test_no_engine_is_started_any_more_once_five_died_at_once(monkeypatch):
         process, front = await opened()
         process.spec = EngineSpec(folder="", serve="no number")  # the next one dies before it is built
         os.kill(process.pid, signal.SIGKILL)
-        with pytest.raises(Refused, match="2 processes died"):
+        with pytest.raises(Refused, match="2 processes died or hung"):
             await asyncio.wait_for(front.ask(inquiry((0, 5))).next(), 20)
         await process.close()
 

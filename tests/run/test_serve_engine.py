@@ -93,6 +93,52 @@ def test_what_is_drawn_depends_on_the_seed_alone(llama):
     assert answers(served(folder, "block=4,kv_blocks=20"), [rest]) == [alone[0][5:]]
 
 
+def test_penalties_and_biases_are_those_of_transformers(llama):
+    folder, net, wanted = llama
+    ids = prompts()
+    kinds = [
+        ({"repetition_penalty": 1.4}, {"repetition_penalty": 1.4}),
+        ({"logit_bias": ((7, 2.5), (11, -1.0))}, {"sequence_bias": [[[7], 2.5], [[11], -1.0]]}),
+        ({"presence_penalty": 0.7, "frequency_penalty": 0.4}, {}),
+    ]
+    for ours, theirs in kinds:
+        expected = []
+        for prompt, limit in zip(ids, LIMITS):
+            own = [] if theirs else [Counting(len(prompt), 0.4, 0.7)]
+            said = {"max_new_tokens": limit, "do_sample": False, "pad_token_id": 0, "logits_processor": own, **theirs}
+            tokens = torch.tensor([prompt])
+            expected.append(
+                net.generate(tokens, attention_mask=torch.ones_like(tokens), **said)[0, len(prompt) :].tolist()
+            )
+        assert expected != wanted
+        many = [
+            Prompted(number=i, prompt=tuple(p), limit=n, sampling=Sampling(temperature=0.0, **ours))
+            for i, (p, n) in enumerate(zip(ids, LIMITS))
+        ]
+        assert answers(served(folder, CROWDED), many) == expected  # evicted, and computed again
+        assert answers(served(folder, "block=4,kv_blocks=100,draft=ngram"), many) == expected
+        cut = expected[0][:4]  # an answer that was broken off goes on as it would have
+        rest = msgspec.structs.replace(many[0], prompt=(*ids[0], *cut), limit=LIMITS[0] - 4, answered=4)
+        assert answers(served(folder, "block=4,kv_blocks=20"), [rest]) == [expected[0][4:]]
+
+
+class Counting:
+    """transformers' protocol of a processor: OpenAI's penalties of what the answer holds so far."""
+
+    def __init__(self, prompt, frequency, presence):
+        self.prompt, self.frequency, self.presence = prompt, frequency, presence
+
+    def __call__(self, input_ids, scores):
+        counts = torch.bincount(input_ids[0, self.prompt :], minlength=scores.shape[-1]).to(scores.dtype)
+        return scores - self.frequency * counts - self.presence * (counts > 0)
+
+
+def test_a_token_of_little_probability_beside_the_likeliest_is_cut_off():
+    scores = torch.tensor([[2.0, 1.0, 0.0, -1.0]], dtype=torch.float64)  # shares 1, 0.37, 0.14, 0.05 of the likeliest's
+    drawn = choose(scores.expand(400, -1), [TokenChoice(Sampling(min_p=0.2, seed=3), place) for place in range(400)])
+    assert set(drawn) == {0, 1}
+
+
 def test_draws_have_the_shares_of_the_cut_distribution():
     scores = torch.tensor([[2.0, 1.0, 0.0, -1.0]], dtype=torch.float64)
     places = range(20_000)

@@ -280,10 +280,13 @@ def test_a_file_of_another_workload_or_none_is_refused(tmp_path):
         (b"HTTP/1.1 200 OK\r\nContent-Length: -9\r\n\r\nabc", "negative"),
         (b"", "before it answered"),
         (b"x" * 70_000, "head is longer"),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 2_000, "body is longer than 1,000"),
     ],
 )
-def test_answers_that_are_no_http_are_faults(answer, said):
+def test_answers_that_are_no_http_are_faults(answer, said, monkeypatch):
     from meshwright.traffic.http import HttpClient, origin
+
+    monkeypatch.setattr("meshwright.traffic.http.LONGEST_BODY", 1_000)
 
     async def work():
         async def speak(reader, writer):

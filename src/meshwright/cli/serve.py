@@ -36,12 +36,15 @@ once more ends at once. Exit code 0: ended on request; 1: the engine could not b
 NEEDED = ("torch", "safetensors", "tokenizers", "starlette", "uvicorn", "prometheus_client")
 #: The port where none is said, which is vLLM's.
 PORT = 8000
+#: Seconds without a word after which an engine with work hangs, where nobody says: a long prompt takes some.
+HANG_S = 300.0
 DEVICES, DTYPES = ("auto", "cpu", "cuda"), ("fp32", "bf16", "fp16", "float64")
 #: Numbers among the options: field -> (least, most, whole numbers only, what is wanted in words).
 NUMBERS = {
     "port": (0, 65535, True, "a number from 0 to 65535; 0 takes a free one"),
     "max_queue": (0, 1e6, True, "a number of requests"),
     "timeout": (0.0, 1e6, False, "seconds, 0 for no end"),
+    "hang": (1.0, 1e6, False, "seconds from 1 up"),
     "slow": (0.01, 1e6, False, "seconds above 0"),
 }
 
@@ -63,6 +66,8 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_queue: options.text("COUNT", "Requests that may wait beside those that run; 1024 if left out.") = ""
     timeout: options.text("SECONDS", "Longest time of a request; 600 if left out, 0 for no end.") = ""
     slow: options.text("SECONDS", "Drop who reads nothing of an answer for so long; 30 if left out.") = ""
+    hang: options.text("SECONDS", "Replace an engine that has work and says nothing for so long; 300 if left out.") = ""
+    tool_parser: options.text("NAME", "How the model writes calls of tools: hermes, as Qwen 2.5 and 3.") = ""
     max_body: options.text("BYTES", "Longest body of a request; 8MiB if left out.") = ""
     json: options.JSON = False
 
@@ -81,7 +86,7 @@ def run(argv: list[str]) -> int:
     if served.host not in hosts.ONLY_HERE and not served.keys:
         note(f"warning: {served.host} is open to others of the network, and nobody is asked for a key: say --api-key")
     note(f"building the engine of {spec.folder}")
-    app = App(EngineProcess(spec, say=note), served)
+    app = App(EngineProcess(spec, say=note, stall_s=float(given.hang or HANG_S)), served)
 
     def ready() -> None:
         if app.front.facts is not None:
@@ -117,6 +122,8 @@ def _read(given: ServeOptions, wrong: list[Diagnostic]) -> tuple[EngineSpec, Ser
     from meshwright.endpoint.seam import EngineSpec
     from meshwright.endpoint.template import ChatTemplate
     from meshwright.endpoint.text import ModelText
+    from meshwright.endpoint.tool_calls import PARSERS
+    from meshwright.run.serve.refused import refused  # which takes no torch
     from meshwright.spec import model as models
     from meshwright.spec.serve import EngineWords, Serve, engine_words
 
@@ -129,21 +136,23 @@ def _read(given: ServeOptions, wrong: list[Diagnostic]) -> tuple[EngineSpec, Ser
 
     question = read(lambda: _question(given), Question())
     folder = Path(question.model).expanduser()
-    text = None
+    text = model = None
     if not question.model or not folder.is_dir():
         help = "add --model DIR, the folder of a published model: config.json, safetensors, tokenizer.json"
         said = f"{question.model!r} is no folder" if question.model else "--model is missing"
         wrong.append(Diagnostic(code="X004", message=said, place="meshwright serve", help=help))
     else:
-        read(lambda: models.load(folder), None)
+        model = read(lambda: models.load(folder), None)
         text = read(lambda: ModelText(folder), None)
     planned = path_of(question.plan, question.base)
-    read(lambda: plan.parse(planned), None)
+    laid_out = read(lambda: plan.parse(planned), None)
     words = read(lambda: engine_words(question.serve, base=question.base), EngineWords())
+    if not wrong and model is not None and laid_out is not None:
+        wrong += refused(laid_out, model, words)
     limits, keys = _limits(given, words.max_batch, wrong), _keys(given, wrong)
-    for option, known in (("device", DEVICES), ("dtype", DTYPES)):
+    for option, known in (("device", DEVICES), ("dtype", DTYPES), ("tool_parser", (*PARSERS,))):
         if (said := getattr(given, option)) and said not in known:
-            wrong.append(_bad(f"--{option} {said}", f"it is one of {', '.join(known)}"))
+            wrong.append(_bad(f"--{option.replace('_', '-')} {said}", f"it is one of {', '.join(known)}"))
     adapters = {}
     for said in given.adapter:
         name, _, where = said.partition("=")
@@ -169,7 +178,15 @@ def _read(given: ServeOptions, wrong: list[Diagnostic]) -> tuple[EngineSpec, Ser
     names = dict.fromkeys((given.name or folder.resolve().name, question.model, str(folder)))
     host = given.host or hosts.LOOPBACK
     assert text is not None
-    return spec, Served(text=text, template=template, names=tuple(names), host=host, keys=keys, limits=limits)
+    return spec, Served(
+        text=text,
+        template=template,
+        names=tuple(names),
+        host=host,
+        keys=keys,
+        limits=limits,
+        tool_parser=given.tool_parser,
+    )
 
 
 def _question(given: ServeOptions) -> Question:

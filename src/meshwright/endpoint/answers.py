@@ -13,6 +13,7 @@ import msgspec
 from meshwright.endpoint.inquiry import Inquiry
 from meshwright.endpoint.seam import Generated, TokenScore
 from meshwright.endpoint.text import Detokeniser, ModelText, StopCut
+from meshwright.endpoint.tool_calls import CallText
 
 #: What JSON writes for the logarithm of 0.
 LEAST_LOGPROB = -9999.0
@@ -20,13 +21,14 @@ OBJECTS = {"completion": "text_completion", "chat": "chat.completion"}
 
 
 class Increment(msgspec.Struct):
-    """The part of a choice that is new: its text, the scores of its tokens, why it ended, if it did, and the number of
-    tokens that the choice has with it."""
+    """The part of a choice that is new: its text, the scores of its tokens, why it ended, if it did, the number of
+    tokens that the choice has with it, and its calls of tools."""
 
     text: str = ""
     logprobs: dict[str, Any] | None = None
     finish: str = ""
     count: int = 0
+    calls: list[dict[str, Any]] = []
 
 
 class Continuation:
@@ -39,6 +41,7 @@ class Continuation:
         self._echo = inquiry.texts[place] or text.decode(self.prompt) if inquiry.echo else ""
         self._words = Detokeniser(text, self.prompt, special=inquiry.special)
         self._cut = StopCut(inquiry.sampling.stop, keep=inquiry.keep_stop)
+        self._calls = CallText(inquiry.calls) if inquiry.calls else None
         self._length = 0
         self._begun = False
         self.count = self.cached = 0
@@ -65,13 +68,21 @@ class Continuation:
             self._score(part, id, score)
             self._let_out(part, text)
             if self._cut.found:
-                self.finish = part.finish = "stop"
-                return part
+                return self._ended(part, "stop")
         if piece.finish:
             if not self._inquiry.discard:
                 self._let_out(part, self._words.end())
-                part.text += self._cut.end()
-            self.finish = part.finish = "stop" if self._cut.found else piece.finish
+                self._say(part, self._cut.end())
+            return self._ended(part, "stop" if self._cut.found else piece.finish)
+        return part
+
+    def _ended(self, part: Increment, reason: str) -> Increment:
+        """The answer is complete, and what may have been calls is read."""
+        if self._calls is not None:
+            rest, part.calls = self._calls.end()
+            part.text += rest
+            reason = "tool_calls" if part.calls and reason == "stop" else reason
+        self.finish = part.finish = reason
         return part
 
     def _begin(self, piece: Generated, part: Increment) -> None:
@@ -87,8 +98,11 @@ class Continuation:
     def _let_out(self, part: Increment, text: str) -> None:
         early = self.count <= self._inquiry.sampling.min_tokens
         out = text if early else self._cut.add(text)
-        part.text += out
+        self._say(part, out)
         self._length += len(out)
+
+    def _say(self, part: Increment, text: str) -> None:
+        part.text += text if self._calls is None else self._calls.add(text)
 
     def _no_scores(self) -> dict[str, Any] | None:
         if self._inquiry.sampling.logprobs is None or self._inquiry.style == "generate":
@@ -145,6 +159,8 @@ class Shapes:
         choices = []
         for choice, some, text in zip(self._choices, parts, texts):
             body = {"message": {"role": "assistant", "content": text, "refusal": None}}
+            if calls := some[-1].calls:
+                body["message"] |= {"content": text or None, "tool_calls": calls}
             if inquiry.style == "completion":
                 body = {"text": text}
             ended = {"logprobs": _joined(some), "finish_reason": choice.finish}
@@ -161,7 +177,10 @@ class Shapes:
         if inquiry.style == "chat":
             first = {} if choice.index in self._begun else {"role": "assistant"}
             self._begun.add(choice.index)
-            body = {"delta": {**first, **({"content": part.text} if part.text or not part.finish else {})}}
+            said = {"content": part.text} if part.text or not part.finish else {}
+            if part.calls:
+                said["tool_calls"] = [{"index": place, **call} for place, call in enumerate(part.calls)]
+            body = {"delta": {**first, **said}}
         one = {"index": choice.index, **body, "logprobs": part.logprobs, "finish_reason": part.finish or None}
         usage = {"end": {"usage": None}, "each": {"usage": self._usage(part.count - choice.count)}, "": {}}[
             inquiry.usage

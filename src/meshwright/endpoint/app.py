@@ -42,7 +42,8 @@ class EngineHolder(Ordering, Protocol):
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True):
-    """A served model: its text and template, the names it is asked by, who may ask, and within which limits."""
+    """A served model: its text and template, the names it is asked by, who may ask, within which limits, and who reads
+    its calls of tools (:data:`~meshwright.endpoint.tool_calls.PARSERS`)."""
 
     text: ModelText
     template: ChatTemplate | None
@@ -50,6 +51,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     keys: tuple[str, ...] = ()
     limits: Limits = Limits()
+    tool_parser: str = ""
 
 
 class App:
@@ -102,7 +104,8 @@ class App:
         if facts is None:
             raise Refused(503, "the engine is being built", code="starting", retry_s=5)
         if self._reader is None or self._reader.facts != facts:
-            self._reader = Reader(self.served.text, self.served.template, facts, self.served.names)
+            served = self.served
+            self._reader = Reader(served.text, served.template, facts, served.names, served.tool_parser)
         return self._reader
 
     def _answers(self, read: Callable[[Reader, bytes, int], Inquiry]) -> Callable[[Request], Awaitable[Response]]:

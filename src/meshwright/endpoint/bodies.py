@@ -1,14 +1,14 @@
 """Bodies: what a request may say, as msgspec structs, and the field and reason where it says something else.
 
 The names are OpenAI's, and those that vLLM and SGLang add to them. What is known and not done here is taken where it
-asks for nothing (``presence_penalty: 0``) and refused where it does; a name that nobody knows is refused unless it is
+asks for nothing (``length_penalty: 1``) and refused where it does; a name that nobody knows is refused unless it is
 null, so that a slip of the pen is not an answer to another question.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -17,10 +17,12 @@ from meshwright.errors import nearest
 
 #: Most choices of one request, most stop strings, and the most characters of one.
 MOST_CHOICES, MOST_STOPS, LONGEST_STOP = 128, 16, 1024
-MOST_TOKENS = 1 << 31
+MOST_TOKENS, MOST_BIASES = 1 << 31, 1024
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
 TokenIds = list[Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]]
+Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
+Repetition = Annotated[float, msgspec.Meta(gt=0, le=100)]
 Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
@@ -42,6 +44,11 @@ class _Sampled(msgspec.Struct, kw_only=True):
     temperature: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, msgspec.Meta(ge=-1, le=MOST_TOKENS)] | None = None
+    min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Repetition | None = None
+    logit_bias: dict[str, Annotated[float, msgspec.Meta(ge=-100, le=100)]] | None = None
     seed: Seed | None = None
     stop: str | list[str] | None = None
     stop_token_ids: TokenIds | None = None
@@ -63,6 +70,22 @@ class CompletionBody(_Sampled, kw_only=True):
     echo: bool | None = None
 
 
+class ToolFunction(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A function that an answer may call, by its ``name`` and the JSON schema of its ``parameters``."""
+
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, kw_only=True):
+    """A tool of a chat, which is a function."""
+
+    type: Literal["function"]
+    function: ToolFunction
+
+
 class ChatBody(_Sampled, kw_only=True):
     """``POST /v1/chat/completions``."""
 
@@ -72,6 +95,9 @@ class ChatBody(_Sampled, kw_only=True):
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)] | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
 
 
 class GenerateSampling(msgspec.Struct, kw_only=True):
@@ -82,6 +108,10 @@ class GenerateSampling(msgspec.Struct, kw_only=True):
     temperature: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, msgspec.Meta(ge=-1, le=MOST_TOKENS)] | None = None
+    min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Repetition | None = None
     sampling_seed: Seed | None = None
     stop: str | list[str] | None = None
     stop_token_ids: TokenIds | None = None
@@ -120,20 +150,12 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
 
 #: Known fields that nothing here does, and the values with which they ask for nothing.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
-    "min_p": (0,),
-    "logit_bias": ({},),
     "suffix": ("",),
     "use_beam_search": (False,),
     "early_stopping": (False,),
     "spaces_between_special_tokens": (True,),
     "continue_final_message": (False,),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},),
@@ -145,6 +167,15 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_logprobs_num": (0,),
     "return_token_ids": (False,),
     "image_data": ([], ""),
+}
+#: What to do instead of some of them.
+INSTEAD = {
+    "response_format": "no grammar bounds what is generated: ask for JSON in the prompt, and check what comes",
+    "functions": "say tools, which took their place",
+    "function_call": "say tool_choice, which took its place",
+    "use_beam_search": "say n, and choose among the answers",
+    "suffix": "lay the text out as the model was trained to fill it in",
+    "continue_final_message": "lay the messages out yourself, and ask /v1/completions",
 }
 #: Fields that say who asks, whatever they hold: nothing depends on them.
 ABOUT = ("user", "metadata", "request_id", "safety_identifier", "prompt_cache_key")
@@ -198,9 +229,9 @@ def _known(fields: dict[str, msgspec.Raw], kind: type[msgspec.Struct]) -> None:
             raise Refused(400, f"unknown field {param!r}: {close}", param=param, code="unknown_field")
         if _decoded(_anything, bytes(raw)) not in NEUTRAL[name]:
             usual = " or ".join(msgspec.json.encode(value).decode() for value in NEUTRAL[name])
-            raise Refused(
-                400, f"{name} is not done by this server: leave it out, or say {usual}", param=name, code="unsupported"
-            )
+            message = f"{name} is not done by this server: leave it out, or say {usual}"
+            message += f"; {INSTEAD[name]}" if name in INSTEAD else ""
+            raise Refused(400, message, param=name, code="unsupported")
 
 
 _anything = msgspec.json.Decoder()

@@ -13,6 +13,7 @@ from meshwright.endpoint.refusal import Refused, shown
 from meshwright.endpoint.seam import EngineFacts, Prompted, Sampling
 from meshwright.endpoint.template import ChatTemplate, TemplateRefusal
 from meshwright.endpoint.text import ModelText
+from meshwright.endpoint.tool_calls import plain_calls, wanted
 
 #: New tokens where nobody says: OpenAI's of completions, SGLang's of ``/generate``; a chat goes on to the end.
 COMPLETION_TOKENS, GENERATE_TOKENS = 16, 128
@@ -23,7 +24,8 @@ class Inquiry(msgspec.Struct, frozen=True, kw_only=True):
     """Prompts as token ids (and ``texts``, "" where they came as ids) with the most new tokens of each (``limits``),
     ``n`` answers to every one, and how they are told: as events (``stream``) with token counts at the end or in each
     (``usage``), with special tokens by name (``special``), behind their prompt (``echo``), with the stop string
-    (``keep_stop``). ``discard``: no new token was wanted, and the one that scores the prompt is dropped."""
+    (``keep_stop``), and with the calls of tools apart that the parser ``calls`` reads. ``discard``: no new token was
+    wanted, and the one that scores the prompt is dropped."""
 
     style: Style
     model: str
@@ -38,6 +40,7 @@ class Inquiry(msgspec.Struct, frozen=True, kw_only=True):
     keep_stop: bool = False
     special: bool = False
     discard: bool = False
+    calls: str = ""
     adapter: str = ""
     tenant: int = 0
     priority: int = 0
@@ -63,10 +66,19 @@ class Inquiry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reader:
-    """The reader of bodies for one model: `names` are those it is asked by, the first of which it answers with."""
+    """The reader of bodies for one model: `names` are those it is asked by, the first of which it answers with, and
+    `tool_parser` reads its calls of tools ("": nobody said how it writes them)."""
 
-    def __init__(self, text: ModelText, template: ChatTemplate | None, facts: EngineFacts, names: Sequence[str]):
+    def __init__(
+        self,
+        text: ModelText,
+        template: ChatTemplate | None,
+        facts: EngineFacts,
+        names: Sequence[str],
+        tool_parser: str = "",
+    ):
         self.text, self.template, self.facts, self.names = text, template, facts, tuple(names)
+        self.tool_parser = tool_parser
 
     def completion(self, data: bytes, tenant: int = 0) -> Inquiry:
         """Read the body of ``/v1/completions``.
@@ -105,16 +117,20 @@ class Reader:
         if body.top_logprobs is not None and not body.logprobs:
             raise Refused(400, "top_logprobs needs logprobs: true", param="top_logprobs")
         scores = self._scores(body.top_logprobs or 0, "top_logprobs") if body.logprobs else None
+        tools = wanted(body, self.template, self.tool_parser)
         prompt = self._laid_out(
             body.messages,
             begins=body.add_generation_prompt is not False,
             special=bool(body.add_special_tokens),
-            more=body.chat_template_kwargs or {},
+            more=(body.chat_template_kwargs or {}) | ({"tools": tools} if tools else {}),
         )
         name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
         limit = self._limit(len(prompt), getattr(body, name), name, None)
         return self._inquiry(
-            "chat", body, (prompt,), (limit,), model, adapter, tenant, scores, echo=False, limit_name=name
+            *("chat", body, (prompt,), (limit,), model, adapter, tenant, scores),
+            echo=False,
+            limit_name=name,
+            calls=self.tool_parser if tools else "",
         )
 
     def generate(self, data: bytes, tenant: int = 0) -> Inquiry:
@@ -131,7 +147,8 @@ class Reader:
         prompts = self._prompts(body.text if body.input_ids is None else list(body.input_ids), special=True)
         name = "sampling_params.max_new_tokens"
         limit = self._limit(len(prompts[0]), said.max_new_tokens, name, GENERATE_TOKENS)
-        same = ("temperature", "top_p", "top_k", "stop", "stop_token_ids", "ignore_eos", "skip_special_tokens")
+        same = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+        same += ("stop", "stop_token_ids", "ignore_eos", "skip_special_tokens")
         common = {field: getattr(said, field) for field in same}
         sampled = bodies.CompletionBody(
             prompt="",
@@ -186,11 +203,13 @@ class Reader:
         echo: bool,
         limit_name: str,
         texts: tuple[str, ...] = ("",),
+        calls: str = "",
     ) -> Inquiry:
         """Put together what every style of request says alike."""
         n = body.n or 1
         if body.best_of not in (None, n):
-            raise Refused(400, "best_of is not done by this server: leave it out", param="best_of", code="unsupported")
+            message = "best_of is not done by this server: say n and logprobs, and keep the likeliest"
+            raise Refused(400, message, param="best_of", code="unsupported")
         if len(prompts) * n > bodies.MOST_CHOICES:
             message = f"{len(prompts)} prompts with n={n} are more than {bodies.MOST_CHOICES} answers at a time"
             raise Refused(400, message, param="n" if n > 1 else "prompt")
@@ -214,7 +233,8 @@ class Reader:
             usage=usage,
             echo=echo,
             keep_stop=bool(body.include_stop_str_in_output),
-            special=body.skip_special_tokens is False,
+            special=body.skip_special_tokens is False or bool(calls),  # a call may begin with a special token
+            calls=calls,
             discard=discard,
             adapter=adapter,
             tenant=tenant,
@@ -225,10 +245,16 @@ class Reader:
         usual = self.text.usual
         stop_ids = tuple(self._ids(body.stop_token_ids or (), "stop_token_ids"))
         top_k = usual.get("top_k", 0) if body.top_k is None else max(0, body.top_k)
+        repeated = body.repetition_penalty
         return Sampling(
             temperature=float(usual.get("temperature", 1.0) if body.temperature is None else body.temperature),
             top_p=float(usual.get("top_p", 1.0) if body.top_p is None else body.top_p) or 1.0,
             top_k=min(top_k, self.facts.vocabulary),
+            min_p=float(body.min_p or 0.0),
+            presence_penalty=float(body.presence_penalty or 0.0),
+            frequency_penalty=float(body.frequency_penalty or 0.0),
+            repetition_penalty=float(usual.get("repetition_penalty", 1.0) if repeated is None else repeated),
+            logit_bias=self._biases(body.logit_bias or {}),
             seed=secrets.randbits(62) if body.seed is None else body.seed % 2**63,
             stop=_stops(body.stop),
             stop_ids=stop_ids,
@@ -237,6 +263,16 @@ class Reader:
             logprobs=scores,
             prompt_logprobs=scores if echo else None,
         )
+
+    def _biases(self, said: dict[str, float]) -> tuple[tuple[int, float], ...]:
+        if len(said) > bodies.MOST_BIASES:
+            message = f"logit_bias: {len(said):,} tokens are more than {bodies.MOST_BIASES:,}"
+            raise Refused(400, message, param="logit_bias")
+        wrong = next((id for id in said if not (id.isascii() and id.isdecimal() and len(id) < 12)), None)
+        if wrong is not None:
+            message = f"logit_bias: {shown(wrong)!r} is no token's number"
+            raise Refused(400, message, param="logit_bias")
+        return tuple(zip(self._ids([int(id) for id in said], "logit_bias"), said.values())) if said else ()
 
     def _model(self, said: str | None) -> tuple[str, str]:
         """The name to answer with, and the adapter that is meant ("" for none)."""
@@ -336,6 +372,8 @@ def _message(message: dict[str, Any], place: int) -> dict[str, Any]:
     param = f"messages[{place}]"
     if not isinstance(message.get("role"), str):
         raise Refused(400, f"{param} has no role", param=f"{param}.role")
+    if message.get("tool_calls") is not None:
+        message = {**message, "tool_calls": plain_calls(message["tool_calls"], f"{param}.tool_calls")}
     content = message.get("content")
     if isinstance(content, list):
         texts = [part.get("text") if isinstance(part, dict) else part for part in content]

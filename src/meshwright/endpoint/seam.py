@@ -21,6 +21,12 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     behind the token at place ``p`` of an answer follows from ``seed`` and ``p`` alone, whatever else is in the batch,
     so that an answer broken off is continued as it would have gone on (see ``Prompted.answered``).
 
+    Before any of that the scores change: ``logit_bias`` adds to those of tokens (id, bias); those of the tokens of
+    prompt and answer so far are divided by ``repetition_penalty`` where they are positive, and multiplied with it where
+    they are negative (Keskar et al. 1909.05858, as transformers has it); and every token of the answer so far loses
+    ``frequency_penalty`` for each time that it is there, and ``presence_penalty`` once. Tokens of less than ``min_p``
+    of the likeliest one's probability are cut off with the tail.
+
     ``stop`` are strings, which the front alone cuts at. The engine ends at a token of ``stop_ids``, and at the model's
     own end tokens unless ``ignore_eos``; neither is chosen before ``min_tokens`` are generated. That last token is
     part of what the engine sends.
@@ -32,6 +38,11 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int = 0
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()
@@ -39,6 +50,11 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+
+    @property
+    def penalised(self) -> bool:
+        """Whether scores depend on the tokens that are there."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
 
 
 class Prompted(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

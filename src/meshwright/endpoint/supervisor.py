@@ -2,7 +2,8 @@
 
 The process has a socket pair with this one and a session of its own, so that whatever it starts (the other ranks of a
 plan) is ended with it. An engine that cannot be built is an error of the user's and is raised; one that dies is built
-again, later and later where it dies at once, and given up after `GIVEN_UP` such deaths.
+again, later and later where it dies at once, and given up after `GIVEN_UP` such deaths. One that hangs as soon as it
+has work, or while it is built, is as good as dead at once.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from meshwright.errors import MeshwrightError
 WORKER = "meshwright.run.serve.worker"
 #: Deaths of engines that lived less than `SHORT_S`, one after the other, after which no other is started.
 GIVEN_UP, SHORT_S = 5, 10.0
+#: Times what the first engine took to build that another one may take, and ``SHORT_S`` more, before it hangs.
+BUILD_TIMES = 4.0
 #: Seconds to wait before another engine is started: the first is started at once, each later one twice as late.
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
 #: Seconds that a process has to end by itself when the server closes.
@@ -54,7 +57,8 @@ class EngineProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._tasks: list[asyncio.Task] = []
-        self._heard_s = 0.0
+        self._heard_s = self._build_s = 0.0
+        self._hung = False
 
     @property
     def pid(self) -> int:
@@ -68,9 +72,10 @@ class EngineProcess:
             MeshwrightError: it cannot be built, or its process died on the way (L007).
         """
         self._front = front
-        reader = await self._start()
+        began_s, reader = time.monotonic(), await self._start()
         try:
             front.built(await self._built(reader))
+            self._build_s = BUILD_TIMES * (time.monotonic() - began_s) + SHORT_S
         except EOFError as error:
             await self._end()
             message = str(error) or "the engine's process ended before its engine was there"
@@ -140,19 +145,21 @@ class EngineProcess:
             assert self._process is not None
             self._say(f"the engine's process {self._process.pid} ended ({_ending(self._process.returncode)})")
             self._front.lost()
-            short = short + 1 if time.monotonic() - began_s < SHORT_S else 0
+            lived_s, hung, self._hung = time.monotonic() - began_s, self._hung, False
+            short = short + 1 if lived_s < SHORT_S + (self.stall_s if hung else 0.0) else 0
             while True:
                 if short >= GIVEN_UP:
                     self._say("no other engine is started")
-                    self._front.die(why or f"{short} processes died within {SHORT_S:g} s each")
+                    self._front.die(why or f"{short} processes died or hung within {SHORT_S:g} s of work each")
                     return
                 if short > 1:
                     await asyncio.sleep(min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (short - 2)))
                 try:
                     reader = await self._start()
-                    self._front.built(await self._built(reader))
+                    async with asyncio.timeout(self._build_s):
+                        self._front.built(await self._built(reader))
                     break
-                except (EOFError, OSError):
+                except (EOFError, OSError, TimeoutError):
                     short += 1
                     await self._end()
                 except MeshwrightError as error:
@@ -181,6 +188,7 @@ class EngineProcess:
                 self._heard_s = time.monotonic()  # it has nothing to say
             elif time.monotonic() - self._heard_s > self.stall_s:
                 self._say(f"the engine said nothing for {self.stall_s:g} s, and is replaced")
+                self._hung, self._heard_s = True, time.monotonic()
                 self._kill()
 
     async def _end(self, grace_s: float = 0.0) -> None:

@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -63,6 +63,8 @@ class ChatTemplate:
         self.source = text
         try:
             self.template = environment.from_string(text)
+            #: The names of what it lays out.
+            self.variables = meta.find_undeclared_variables(environment.parse(text))
         except TemplateError as error:
             raise self.bad(f"the template is none of Jinja's: {error}") from None
 

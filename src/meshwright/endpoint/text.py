@@ -62,14 +62,16 @@ class ModelText:
 
 
 def _usual_sampling(file: Path) -> dict[str, Any]:
-    """The ``temperature``, ``top_p`` and ``top_k`` that the publisher recommends; {} where nobody says."""
+    """The sampling that the publisher recommends (``temperature``, ``top_p``, ``top_k``, ``repetition_penalty``).
+
+    {} where nobody says."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     if not isinstance(found, dict) or not found.get("do_sample", True):
         return {}
-    kinds = {"temperature": int | float, "top_p": int | float, "top_k": int}
+    kinds = {"temperature": int | float, "top_p": int | float, "top_k": int, "repetition_penalty": int | float}
     said = {name: found.get(name) for name in kinds}
     return {name: value for name, value in said.items() if isinstance(value, kinds[name]) and value >= 0}
 
@@ -125,11 +127,12 @@ class Detokeniser:
 class StopCut:
     """Text in, and out what surely lies before the first of some stop strings; `keep` lets the string itself out too.
 
-    What may be the beginning of a stop string waits for the text that follows."""
+    What may be the beginning of a stop string waits for the text that follows. ``rest`` is the text behind the string
+    that was found, as far as it came with it."""
 
     def __init__(self, stops: Sequence[str], *, keep: bool = False):
         self._stops, self._keep, self._held = stops, keep, ""
-        self.found = ""
+        self.found = self.rest = ""
 
     def add(self, text: str) -> str:
         """Take more text; what may leave. Once a string is found (``found``) nothing leaves any more."""
@@ -141,6 +144,7 @@ class StopCut:
         places = [(self._held.find(stop), -len(stop), stop) for stop in self._stops]
         if there := [place for place in places if place[0] >= 0]:
             at, _, self.found = min(there)
+            self.rest = self._held[at + len(self.found) :]
             out = self._held[: at + len(self.found)] if self._keep else self._held[:at]
             self._held = ""
             return out

@@ -17,6 +17,8 @@ from meshwright.errors import MeshwrightError
 
 #: Bytes of a head, and of the line that says how long a chunk is, beyond which an answer is none.
 LONGEST_HEAD, LONGEST_CHUNK_LINE = 1 << 16, 1 << 10
+#: Bytes of a body that no sink takes beyond which it is not read on.
+LONGEST_BODY = 1 << 26
 #: Seconds in which a connection has to be there.
 CONNECT_S = 20.0
 
@@ -174,6 +176,8 @@ class _Connection(asyncio.Protocol):
             self._sink(piece, now)
         else:
             self._body += piece
+            if len(self._body) > LONGEST_BODY:
+                raise HttpFault(f"the answer's body is longer than {LONGEST_BODY:,} bytes")
 
     def _counted(self, now: float) -> bool:
         piece = bytes(self._buffer[: self._left])

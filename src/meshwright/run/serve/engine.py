@@ -347,7 +347,7 @@ class TorchEngine:
             self._score_prompt(part, scores)
             if part.share.samples:
                 for ahead in range(len(part.guesses) + 1):
-                    choices.append(part.sequence.choice(ahead))
+                    choices.append(part.sequence.choice(part.guesses[:ahead]))
                     at.append(first + ahead)
         if not choices:
             return Computed(), {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 
 from meshwright.endpoint.seam import Finish, Prompted, TokenScore
@@ -13,11 +14,12 @@ class ServedSequence:
     """A request being answered: its ``tokens`` are those of the prompt and of the answer. ``ends`` are the tokens that
     end it. ``cached`` tokens of the prompt were found in the cache; ``first``: nothing of the answer is told yet.
     A draft model has the keys and values of ``drafted`` of its tokens; n-grams of the first ``looked`` are ``seen``,
-    with where each ended last. Times are seconds since the engine's start, -1 where it is not so far."""
+    with where each ended last. Where scores depend on the tokens that are there, ``counts`` are those of the answer up
+    to ``counted``. Times are seconds since the engine's start, -1 where it is not so far."""
 
     __slots__ = (
         *("adapter", "arrival_s", "asked", "cached", "drafted", "ends", "evicted", "first", "first_s", "looked"),
-        *("prompt", "prompt_scores", "scheduled_s", "seen", "tokens"),
+        *("counted", "counts", "prompt", "prompt_scores", "question", "scheduled_s", "seen", "tokens"),
     )
 
     def __init__(self, asked: Prompted, end_ids: Sequence[int], adapter: int = -1, arrival_s: float = 0.0):
@@ -29,17 +31,26 @@ class ServedSequence:
         said = asked.sampling
         self.ends = frozenset(said.stop_ids) | (frozenset() if said.ignore_eos else frozenset(end_ids))
         self.prompt_scores: list[TokenScore | None] = [None]
+        self.counted, self.counts = self.prompt - asked.answered, Counter[int]()
+        self.question = frozenset(asked.prompt[: self.counted]) if said.repetition_penalty != 1.0 else frozenset()
 
     @property
     def generated(self) -> int:
         """Tokens of the answer that this engine generated."""
         return len(self.tokens) - self.prompt
 
-    def choice(self, ahead: int = 0) -> TokenChoice:
-        """Return how the next token is chosen, or the one `ahead` of it."""
-        place = self.asked.answered + self.generated + ahead
-        barred = tuple(sorted(self.ends)) if place < self.asked.sampling.min_tokens else ()
-        return TokenChoice(self.asked.sampling, place, barred)
+    def choice(self, guesses: Sequence[int] = ()) -> TokenChoice:
+        """Return how the next token is chosen, behind `guesses` that stand before it."""
+        said = self.asked.sampling
+        place = self.asked.answered + self.generated + len(guesses)
+        barred = tuple(sorted(self.ends)) if place < said.min_tokens else ()
+        if not said.penalised:
+            return TokenChoice(said, place, barred)
+        self.counts.update(self.tokens[self.counted :])
+        self.counted = len(self.tokens)
+        return TokenChoice(
+            said, place, barred, self.counts + Counter(guesses) if guesses else self.counts, self.question
+        )
 
     def take(self, token: int) -> Finish:
         """Add a token to the answer; returns why it ends with it, "" where it goes on."""
