@@ -104,3 +104,19 @@ def test_buffers_in_flight_fill_a_device_and_never_overflow_it():
     (rank,) = held("tp8 dp1 mb1 full", ahead, cluster=msgspec.structs.replace(CLUSTER, islands=islands))
     assert GIVEN_BACK not in rank.alive
     assert rank.headroom_bytes == pytest.approx(-WIDE, abs=3.0)
+
+
+def test_a_framework_that_gathers_matrices_holds_two_of_them_and_not_two_layers():
+    """Of the layer next to the embedding (vocabulary * hidden with positions, no matrix to multiply) FSDP gathers all;
+    by matrices the two largest are the embedding and the first product of the MLP, and one gradient is whole."""
+    by = Defaults(gathers="matrix", loss="in-place")
+    layers, matrices = (
+        held("dp8 mb1 fsdp", msgspec.structs.replace(PLAIN, defaults=d))[0].alive
+        for d in (Defaults(loss="in-place"), by)
+    )
+    mlp = 4 * HIDDEN * HIDDEN
+    table = (VOCAB + 2048) * HIDDEN  # with the positions that are learnt
+    assert matrices["gathered parameters"] == 2 * (table + mlp)
+    assert layers["gathered parameters"] > matrices["gathered parameters"]
+    block = 12 * HIDDEN**2
+    assert layers["gradients"] - matrices["gradients"] == pytest.approx(4 * block, rel=0.03)

@@ -47,7 +47,7 @@ def test_what_a_default_fills_is_marked(column, value, assumed):
 def test_software_that_nobody_measured_is_answered_by_the_default(name):
     asked = case(step(framework=name))
     assert (asked.framework.name, asked.framework.flagged) == ("default", True)
-    assert asked.assumed == ("framework",)
+    assert asked.assumed == ("framework", "state")
 
 
 def test_software_that_nobody_named_on_a_device_of_one_compiler_is_that_compiler_s():
@@ -88,6 +88,27 @@ def test_a_row_that_ran_without_a_recorded_recompute_mode_fits_where_full_recomp
     row = {"micro_batch_seqs": 16, "global_batch_seqs": 128, "seq_len": 8192}
     unrecorded, none = (next(answers([step(recompute=r, **row)], standard))[1] for r in ("unknown", "none"))
     assert (unrecorded.fits, none.fits) == (True, False)
+
+
+def test_state_whose_precision_nobody_recorded_of_unknown_software_may_be_in_16_bits():
+    """6 billion parameters on one device: 18 bytes of each are more than 80 GB, 8 are not. What a known framework keeps
+    is known, and so is what a row says."""
+    row = {"layers": 32, "hidden": 4096, "heads": 32, "ffn": 16384, "num_gpus": 1, "dp": 1, "recompute": "full"}
+    row |= {"global_batch_seqs": 4, "micro_batch_seqs": 1, "tp": 1, "pp": 1, "optimizer_state_bytes_per_param": ""}
+    rows = (row | {"framework": name} for name in ("unknown", "megatron-core"))
+    assert [next(answers([step(**one)], standard))[1].fits for one in rows] == [True, False]
+    said = row | {"framework": "unknown", "optimizer_state_bytes_per_param": 12}
+    assert not next(answers([step(**said)], standard))[1].fits
+
+
+def test_products_in_fp16_that_nobody_dates_are_of_the_time_before_fused_attention():
+    assert case(step(dtype="fp16", attention_kernel="")).plan.memory.attention == "unfused"
+    assert case(step(dtype="fp16", attention_kernel="flash")).plan.memory.attention == "flash"
+
+
+def test_adapters_drop_inputs_where_the_framework_does():
+    rates = {name: case(step(phase="lora", framework=name)).train.lora.dropout for name in ("litgpt", "torchtune")}
+    assert rates == {"litgpt": 0.05, "torchtune": 0.0}
 
 
 def test_the_catalogs_model_is_taken_only_when_its_dimensions_are_the_rows():

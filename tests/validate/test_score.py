@@ -140,6 +140,12 @@ def test_a_row_that_neither_ran_nor_ran_out_of_memory_is_no_label():
     assert scored(step(outcome="timeout")).oom is None
 
 
+def test_a_plan_that_nobody_ran_is_no_label():
+    """Papers list what recompute modes would take of plans that no device holds."""
+    assert scored(step(outcome="ok", flags="no_time_measured")).oom is None
+    assert scored(step(outcome="ok")).oom == (False, False)
+
+
 def test_recall_is_absent_without_rows_out_of_memory():
     assert "oom_recall" not in metrics([Scored(id="x", key="a/b", oom=(False, False))])
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 from meshwright.answer.prediction import GIVEN_BACK, RankMemory
 from meshwright.cost import Costs
 from meshwright.lower import Lowered
-from meshwright.lower.state import STORED_BYTES
+from meshwright.lower.stages import Stages
+from meshwright.lower.state import STORED_BYTES, unscattered_bytes
+from meshwright.lower.units import Unit
 from meshwright.plan import Plan
 from meshwright.simulate import memory
 from meshwright.simulate.simulated import Simulated
+from meshwright.work import Gemm, GroupedGemm
 
 #: What an allocator has reserved beside its tensors.
 RESERVED = ("allocator slack", GIVEN_BACK)
@@ -38,8 +41,9 @@ def _of_pool(run: Simulated, lowered: Lowered, costs: Costs) -> tuple[RankMemory
     ahead = [each * min(framework.ahead_layers, layers) for each, layers in leads]
     out = []
     for rank, static in enumerate(lowered.static_bytes):
+        parts = _by_matrix(lowered, static) if framework.defaults.gathers == "matrix" else {}
         known = graph.streams.ranks[lowered.first + rank]
-        held = static | _buffers(lowered, costs, plan, rank)
+        held = static | _buffers(lowered, costs, plan, rank) | parts
         if graph.memory is not None:
             held |= {c: float(alive[lowered.first + rank, i]) for i, c in enumerate(graph.memory.categories)}
         slack = framework.allocator_slack * sum(held.values())
@@ -86,6 +90,33 @@ def _buffers(lowered: Lowered, costs: Costs, plan: Plan, rank: int) -> dict[str,
     if usual.gather_buffers and c.sp:
         out["gather buffers"] = usual.gather_buffers * c.tokens * c.model.hidden * c.element
     return out
+
+
+def _by_matrix(lowered: Lowered, static: dict[str, float]) -> dict[str, float]:
+    """Bytes of what ZeRO-3 has whole where each product gathers its own matrix: two of them, the one in use and the one
+    that is fetched next, and the gradient of one. Nothing where a stage stays gathered, as under a pipeline."""
+    stages, plan = lowered.stages, lowered.plan
+    if plan.layout.zero < 3 or plan.layout.pp > 1 or plan.offload.any:
+        return {}
+    (composition,) = set(stages.compositions)
+    layers = [[matrix for unit in units for matrix in _matrices(stages, unit)] for units in composition.segments]
+    gathered = max(sum(sorted(matrices)[-2:]) for matrices in layers)
+    whole = max(unscattered_bytes(plan, stages.total_params(units)) for units in composition.segments)
+    part = max(max(matrices) for matrices in layers) * STORED_BYTES[plan.precision.grads]
+    element = static["gathered parameters"] and stages.context().element
+    return {
+        "gathered parameters": min(static["gathered parameters"], gathered * element),
+        "gradients": static["gradients"] - max(0.0, whole - part),
+    }
+
+
+def _matrices(stages: Stages, unit: Unit) -> list[float]:
+    """Elements of the trained matrices of a unit on one rank, all parameters of one that multiplies by none."""
+    works = [piece.weight for piece in stages.pieces(unit.kind)]
+    found = [float(w.m * w.n * w.batch) for w in works if isinstance(w, Gemm)]
+    found += [float(w.groups * w.n * w.k) for w in works if isinstance(w, GroupedGemm)]
+    params = stages.params(unit)
+    return found or [params.dense + params.expert]
 
 
 def lead(lowered: Lowered) -> list[tuple[float, int]]:

@@ -46,6 +46,9 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         params, grads, master, moments: precisions.
         partition: how layers are cut into stages: ``even``, or ``thresholds`` of summed costs (``lower/partition.py``).
         cuts: whether a pipeline cuts the batch that a rank is given at once into as many microbatches as it has ranks.
+        gathers: the parts in which ZeRO-3 gathers parameters and scatters gradients: a ``layer`` (FSDP wraps blocks)
+            or a ``matrix``, where each product gathers its own (DeepSpeed's modules, a sharded array under XLA).
+        adapter_dropout: the rate at which inputs of LoRA's adapters are dropped.
         gathered: whether inputs of products are gathered again for their weight gradients or saved (plan words).
         dispatch: how tokens reach experts on other nodes: "" for an all-to-all of a copy for each expert, ``normal``
             for DeepEP's kernels, which send one copy to a node and spread it there, from ``dispatch_from`` expert
@@ -79,6 +82,8 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     moments: str = "fp32"
     partition: str = "even"
     cuts: bool = False
+    gathers: str = "layer"
+    adapter_dropout: float = 0.0
     gathered: str = "again"
     dispatch: str = ""
     dispatch_from: int = 2

@@ -87,7 +87,8 @@ def unknown_case(row: dict[str, str], without: Collection[str] = ()) -> Case:
     row = unnamed(row)
     named = _of_device(row["hardware"])
     asked = _under(row, load_framework(named) if named else middle(evidence_of(row), without))
-    return msgspec.structs.replace(asked, assumed=("framework", *asked.assumed))
+    unsaid = () if number(row, "optimizer_state_bytes_per_param") else ("state",)
+    return msgspec.structs.replace(asked, assumed=("framework", *asked.assumed, *unsaid))
 
 
 def families_of(rows: Iterable[dict[str, str]]) -> dict[str, frozenset[str]]:
@@ -217,7 +218,7 @@ def _train(row: dict[str, str], framework: Framework) -> Train:
         seq_len=whole(row, "seq_len"),
         dtype=dtype,
         phase="lora" if lora else row["phase"] or "pretrain",
-        lora=_lora(row) if lora else None,
+        lora=_lora(row, framework) if lora else None,
         dropout=framework.defaults.dropout and not lora,
     )
 
@@ -226,7 +227,7 @@ def _train(row: dict[str, str], framework: Framework) -> Train:
 RANK = re.compile(r"\brank (\d+)|\br=(\d+)")
 
 
-def _lora(row: dict[str, str]) -> Lora:
+def _lora(row: dict[str, str], framework: Framework) -> Lora:
     """Adapters as the notes describe them; those of the workload's defaults where they say nothing."""
     notes, usual = row["notes"], Lora()
     rank = next((int(a or b) for a, b in RANK.findall(notes)), usual.rank)
@@ -241,7 +242,7 @@ def _lora(row: dict[str, str]) -> Lora:
         targets = ("q", "v")
     elif "default targets (fused qkv)" in notes:
         targets = ("q", "k", "v")
-    return Lora(rank=rank, targets=targets or usual.targets)
+    return Lora(rank=rank, targets=targets or usual.targets, dropout=framework.defaults.adapter_dropout)
 
 
 def _cluster(row: dict[str, str], assumed: list[str]) -> Cluster:
@@ -363,7 +364,7 @@ def _plan(
         experts=Experts(ep=max(1, whole(row, "ep", 1)), etp=_etp(row, usual.etp) if moe else 0),
         memory=Memory(
             recompute=recompute,
-            attention=attention or usual.attention,
+            attention=attention or ("unfused" if evidence_of(row).old else usual.attention),
             loss=usual.loss,
             gathered=usual.gathered,
         ),

@@ -34,6 +34,8 @@ ANSWERS = (
     "unit",
 )
 NUMBERS = ANSWERS[1:7] + ANSWERS[8:10]
+#: The flag of a row whose plan nobody ran: what it states beside was calculated by its authors.
+UNRUN = "no_time_measured"
 #: Factor by which a step time may contradict its row's own throughput or FLOP/s before the units are wrong.
 UNITS_OFF = 30.0
 #: Low precisions reach four times the 16-bit peak; nothing reaches five.
@@ -44,7 +46,7 @@ IMPOSSIBLE_MEMORY = 2.0
 
 class MeasuredStep(msgspec.Struct, frozen=True, kw_only=True):
     """``seconds`` of a step, None where none was measured; ``peak_bytes`` of ``memory_kind``; ``oom``: None where
-    the row says neither ok nor oom."""
+    the row says neither ok nor oom, or nobody ran its plan."""
 
     seconds: float | None
     peak_bytes: float | None
@@ -60,7 +62,7 @@ def measured(row: dict[str, str], flops: float = 0.0) -> MeasuredStep:
         seconds=_seconds(row, flops) if row["outcome"] == "ok" else None,
         peak_bytes=None if peak is None else peak * 1e9,
         memory_kind=row.get("memory_kind") or "",
-        oom={"ok": False, "oom": True}.get(row["outcome"]),
+        oom=None if UNRUN in row["flags"].split(";") else {"ok": False, "oom": True}.get(row["outcome"]),
     )
 
 
