@@ -187,6 +187,7 @@ def _read(given: RunOptions, wrong: list[Diagnostic]) -> tuple[Job, Callable[[An
         packed = msgspec.structs.replace(train, global_batch=batch) if batch else train
         # those that are trained on, where none were said and the model has a place for them
         unsaid = train.lengths is None and len(model.flows) == 1 and not plan.several
+        unsaid = unsaid and not plan.kinds.mbs  # whose microbatches are priced at whole sequences
         if lengths is not None and unsaid:
             found = msgspec.structs.replace(msgspec.convert(lengths, Lengths), said=given.lengths)
             packed = msgspec.structs.replace(packed, lengths=found, pack=train.pack or "concat")

@@ -250,7 +250,7 @@ class Bucket:
             return
         token = recorder().start("reduce_scatter", "dp", **self.label, **_said(whole, shard))
         work = self.uneven.reduce(out, whole) if self.uneven else reduce_scatter_async(out, whole, shard)
-        recorder().watch(work, token)
+        recorder().watch(work.work if self.uneven else work, token)
         self._pending = (work, out)
 
     def _squares(self, whole: torch.Tensor) -> torch.Tensor:
@@ -363,7 +363,7 @@ class Bucket:
                 self._gather = self.uneven.gather(self.values, mine.clone())
             else:
                 self._gather = gather_async(self.values, mine.clone(), self.where.shard)
-            recorder().watch(self._gather, token)
+            recorder().watch(self._gather.work if self.uneven else self._gather, token)
 
     def ready(self) -> None:
         """Wait until the parameters are whole."""
