@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
+import pytest
+
 from meshwright import catalog
+from meshwright.errors import MeshwrightError
 from meshwright.spec.model import Dense, Moe, _entry_config, from_config, load, transformer
 
 
@@ -26,6 +30,37 @@ def test_names_do_not_depend_on_case_and_aliases_lead_to_their_model() -> None:
     assert load("llama3-405b").name == "llama3.1-405b"
     assert load("deepseek-r1").name == "deepseek-v3"
     assert load("meta-llama/Llama-3.1-8B").name == "llama3.1-8b"
+
+
+def test_names_of_checkpoints_mean_the_model_that_they_are_trained_or_stored_from_and_say_so() -> None:
+    for name, model, stored in (
+        ("nvidia/Llama-3.1-8B-Instruct-FP8", "llama3.1-8b", "fp8"),
+        ("meta-llama/Meta-Llama-3-8B-Instruct", "llama3-8b", ""),
+        ("google/gemma-2-9b-it", "gemma2-9b", ""),
+        ("nvidia/Llama-3_3-70B-Instruct-NVFP4", "llama3.3-70b", "nvfp4"),
+        ("Qwen/Qwen2.5-14B-Instruct-AWQ", "qwen2.5-14b", "awq"),
+        ("Qwen/Qwen3-4B-Instruct-2507", "qwen3-4b", ""),
+        ("moonshotai/Kimi-K2-Instruct-0905", "kimi-k2", ""),
+    ):
+        found, plain = load(name), load(model)
+        assert msgspec.structs.replace(found, notes=plain.notes) == plain
+        (told,) = set(found.notes) - set(plain.notes)
+        assert repr(name) in told and (f"stored as {stored} only if the plan says so" in told) == bool(stored)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "deepseek-ai/DeepSeek-R1-Distill-Llama-8B",  # another model
+        "mistralai/Mistral-7B-Instruct-v0.3",  # without the window of v0.1
+        "llama-3-3b",  # not the 33 billion of LLaMA
+        "bert-base-cased",  # another vocabulary
+        "bert",  # of two sizes
+    ],
+)
+def test_names_that_may_mean_another_model_are_not_read(name: str) -> None:
+    with pytest.raises(MeshwrightError, match="M006"):
+        load(name)
 
 
 def test_llama3_70b_has_the_papers_layers() -> None:

@@ -92,6 +92,8 @@ PUBLISHED = {
     "qwen3-next-80b-a3b": 79_674_391_296,  # without the layer that predicts further tokens
     "qwen3.5-27b": 26_895_998_464,  # the text model
     "qwen3.5-35b-a3b": 34_660_610_688,
+    "qwen3.5-122b-a10b": 122_111_526_912,
+    "qwen3.5-397b-a17b": 396_346_350_336,
     "nemotron-h-56b": 56_324_350_464,
     "nemotron-3-nano-30b-a3b": 31_577_940_288,  # with the router's selection biases, 128 in each of 23 mixtures
     "jamba-v0.1": 51_570_323_328,

@@ -83,7 +83,7 @@ def assumptions(profile: EngineProfile, costs: Costs, model: Model, serve: Serve
 
 def warnings(metrics: ServingMetrics, serve: Serve, shares: list[Requests], model: Model) -> tuple[str, ...]:
     """Return what whoever reads the answer should know."""
-    found = []
+    found = [f"{model.name}: {note}" for note in model.notes]
     for longest in sorted({one.longest for one in (serve, *serve.clients) if one.longest}):
         found.append(f"requests with more than {longest:,} tokens are left out (longest=)")
     found += _idle_policies(serve, shares)

@@ -15,16 +15,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from meshwright import catalog
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
-from meshwright.spec import families
+from meshwright.spec import families, model_names
 from meshwright.spec.architecture import Model
 from meshwright.spec.dimensions import transformer
 from meshwright.spec.layers import Attention, Block, BlockParams, Dense, Moe
 
 __all__ = ["Attention", "Block", "BlockParams", "Dense", "Model", "Moe", "config", "from_config", "load", "transformer"]
 
-
+_CATALOG = "catalog/models/"
 #: Words that make another model of one, and the keys of its configuration that they set. ``shortcut``: routed experts
 #: read what entered their block, before its attention (ScMoE, 2404.05019).
 MODEL_WORDS: dict[str, dict[str, Any]] = {"shortcut": {"moe_shortcut": True}}
@@ -33,7 +35,9 @@ MODEL_WORDS: dict[str, dict[str, Any]] = {"shortcut": {"moe_shortcut": True}}
 def load(name_or_path: str | Path, **overrides: Any) -> Model:
     """The model of a catalog name, or of a path to a ``config.json`` or the folder that holds one.
 
-    Names are those of the catalog, their aliases (``llama3-405b``) and Hugging Face ids; case does not matter. Words
+    Names are those of the catalog, their aliases (``llama3-405b``) and Hugging Face ids; case does not matter. The name
+    of a checkpoint that was trained further or stored otherwise means its model (:mod:`~meshwright.spec.model_names`),
+    with a note that says so. Words
     behind a comma make another model of it (:data:`MODEL_WORDS`): ``mixtral-8x7b,shortcut``.
     `overrides` replace keys of the configuration before it is read (``num_hidden_layers=2``).
 
@@ -53,7 +57,11 @@ def load(name_or_path: str | Path, **overrides: Any) -> Model:
     for word in said:
         overrides = MODEL_WORDS[word] | overrides
     found, name, place = _found(text if said else name_or_path)
-    return _overridden(found, overrides, name=",".join((name, *said)), place=place)
+    model = _overridden(found, overrides, name=",".join((name, *said)), place=place)
+    if not place.startswith(_CATALOG) or _named(text) is not None:
+        return model
+    told = model_names.note(text, model_names.parts(text)[1])
+    return msgspec.structs.replace(model, notes=(*model.notes, told))
 
 
 def config(name_or_path: str | Path) -> dict[str, Any]:
@@ -76,7 +84,7 @@ def _found(name_or_path: str | Path) -> tuple[dict[str, Any], str, str]:
         name = file.parent.name if file.name == "config.json" and file.parent.name else file.stem
         return _read_file(file), name, str(file)
     if entry is not None:
-        return _entry_config(entry), entry, f"catalog/models/{entry}.json"
+        return _entry_config(entry), entry, f"{_CATALOG}{entry}.json"
     if text.endswith(".json"):
         raise MeshwrightError.one("M007", f"no file {text!r}", help="give the path of a config.json, or a catalog name")
     if text and _is_folder(text):
@@ -89,9 +97,7 @@ def _found(name_or_path: str | Path) -> tuple[dict[str, Any], str, str]:
 def in_catalog(name: str) -> Model | None:
     """The catalog's model of a name or alias, None when it has no such; no file beside the catalog is looked at."""
     entry = _entry(name)
-    return (
-        None if entry is None else from_config(_entry_config(entry), name=entry, place=f"catalog/models/{entry}.json")
-    )
+    return None if entry is None else from_config(_entry_config(entry), name=entry, place=f"{_CATALOG}{entry}.json")
 
 
 def known_names() -> list[str]:
@@ -142,9 +148,20 @@ def _aliases() -> dict[str, str]:
 
 
 def _entry(text: str) -> str | None:
+    """The catalog entry that a name, an alias or the name of a checkpoint means."""
+    return _named(text) or _meanings().get(model_names.parts(text)[0])
+
+
+def _named(text: str) -> str | None:
     """The catalog entry that a name or alias means."""
     name = text.lower()
     return name if name in catalog.names("models") else _aliases().get(name)
+
+
+@cache
+def _meanings() -> Mapping[str, str]:
+    """The entry of every model that :func:`known_names` tell from the others."""
+    return model_names.meanings([*((name, name) for name in catalog.names("models")), *_aliases().items()])
 
 
 def _names_like(text: str) -> str:
