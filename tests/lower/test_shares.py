@@ -167,3 +167,31 @@ def test_sharded_parameters_go_with_microbatches_of_unequal_size():
 def test_parts_and_sizes_that_mean_nothing_are_refused(words, said):
     found = check(parse(words), LLAMA, WHERE, TRAIN)
     assert any(said in one.message for one in found), found
+
+
+def test_a_kind_of_devices_computes_and_stores_in_its_own_precision():
+    """By hand: beside fp32 gradients a rank in fp32 stores 4 + 8 bytes a parameter, one in fp16 2 + 4 + 8."""
+    train = Train(global_batch=64, seq_len=128, dtype="fp32")
+    plain, mixed, low = (ranks(f"{INSIDE} {words}", train=train) for words in ("", "dtypes=fp32,fp16", "fp16"))
+    assert [m.alive for m in mixed] == [m.alive for m in (*plain[:2], *low[2:])]
+    for one, bytes_each in ((mixed[0], 4 + 8), (mixed[2], 2 + 4 + 8)):
+        state = one.alive["parameters"] + one.alive["optimizer"]
+        assert state == pytest.approx(bytes_each / 4 * one.alive["gradients"])
+    model, long = load("llama3-8b"), Train(global_batch=64, seq_len=2048, dtype="fp32")
+    seconds = [
+        predict(model, WHERE, long, parse(f"{INSIDE} {w}"), detail=False).step_time_s for w in ("", "dtypes=fp16,fp32")
+    ]
+    assert seconds[1] < 0.5 * seconds[0]  # the slower devices were waited for
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("dtypes=fp32,fp16 zero1", "gathered in one precision"),
+        ("dtypes=fp32,fp16 bf16", "computes in bf16"),
+        ("dtypes=fp32,fp16 grads=bf16", "fp32 gradients and masters"),
+        ("dtypes=fp32", "names 1 kinds"),
+    ],
+)
+def test_precisions_that_replicas_cannot_step_together_in_are_refused(words, said):
+    assert any(said in one.message for one in check(parse(f"{INSIDE} {words}"), LLAMA, WHERE, TRAIN))

@@ -4,11 +4,18 @@ import pytest
 
 pytest.importorskip("torch")
 
+import msgspec
+import torch
+
 import meshwright as mw
-from meshwright.plan import parse
+from meshwright.plan import Plan, parse
 from meshwright.plan.executable import unexecutable
 from meshwright.plan.slices import Portions, portions_of
-from meshwright.run import equality
+from meshwright.run import equality, mesh
+from meshwright.run.data import Batch
+from meshwright.run.launch import start
+from meshwright.run.settings import Settings
+from meshwright.run.trainer import Trainer
 from tests.run.small import llama
 
 TRAIN = mw.parse_train("batch=6,seq=16,dtype=fp32")
@@ -56,3 +63,41 @@ def test_the_share_of_a_replica_is_that_of_its_kind_of_devices():
 def test_shares_of_replicas_that_meet_within_a_step_or_not_in_each_are_refused(words, said):
     (found,) = unexecutable(parse(f"dp4 mb1 {words}").on(4), llama(), TRAIN)
     assert found.code == "P033" and said in found.message
+
+
+def _mixed(world):
+    """Differences of a step of two replicas, in fp32 and in bf16, from the mean of one process that computes each half
+    of the batch in its own precision: of the loss and of gradients; of the halves' gradients; and whether masters are
+    the same bits on both."""
+    plan, said = parse("dp2 mb1 dtypes=fp32,bf16").on(2), Settings(lr=1e-2)
+    halves = msgspec.structs.replace(TRAIN, global_batch=3)
+    case = equality.EqualityCase(model=llama(), plan=plan, train=TRAIN)
+    seen = []
+
+    def trained(trainer, rows):
+        trainer.before_update.append(lambda: seen.append([h.gradient.clone() for h in trainer.optimizer.held]))
+        tokens = equality._batch(msgspec.structs.replace(case, plan=Plan().on(1)), 0, all_rows).tokens
+        return trainer.step(Batch(tokens[rows], None))
+
+    all_rows = Trainer(llama(), parse("mb6").on(1), TRAIN, mesh.alone(), settings=said)
+    both = Trainer(llama(), plan, TRAIN, mesh.build(plan), settings=said, portions=Portions(dtypes=("fp32", "bf16")))
+    alone = [Trainer(llama(), parse(f"mb1 {d}").on(1), halves, mesh.alone(), settings=said) for d in ("fp32", "bf16")]
+    with torch.no_grad():  # one process draws in the precision of its half
+        for one, mine in ((a, b) for other in alone for a, b in zip(other.exchanges, both.exchanges)):
+            one.master.copy_(mine.master)
+            one.publish()
+    loss = trained(both, slice(3 * world.rank, 3 * world.rank + 3)).loss
+    losses = [trained(one, slice(3 * i, 3 * i + 3)).loss for i, one in enumerate(alone)]
+    far = [float((a - (b + c) / 2).abs().max() / a.abs().max()) for a, b, c in zip(*seen)]
+    masters = torch.cat([h.master for h in both.optimizer.held])
+    every = [torch.empty_like(masters) for _ in range(2)]
+    torch.distributed.all_gather(every, masters)
+    apart = [float((b - c).abs().max() / b.abs().max()) for b, c in zip(seen[1], seen[2])]
+    return loss - sum(losses) / 2, max(far), max(apart), torch.equal(*every)
+
+
+def test_replicas_of_two_precisions_step_by_the_mean_of_what_each_computes():
+    loss, far, apart, same = start(_mixed, num_ranks=2, device="cpu", timeout_s=60.0)
+    assert abs(loss) < 1e-6 and far < 1e-6  # sums of fp32 in another order
+    assert apart > 1e-3  # bf16 has 8 bits: what differs is seen
+    assert same  # both update alike

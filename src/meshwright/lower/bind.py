@@ -158,7 +158,7 @@ class Binder:
             if unit not in passes:
                 passes[unit] = self.stages.each[role.slice].layer_pass(unit, role.which, start)
         update = self.updated_params(role.units, role.slice) if UPDATED in role.beside else None
-        updated = None if update is None else self.updating(update, site)
+        updated = None if update is None else self.updating(update, site, role.slice)
         what = () if updated is not None else role.beside
         beside = tuple(self.exchange(ExchangeRole(one, role.units, role.rank)) for one in what)
         copied = zip(role.beside, beside) if self.again else ()
@@ -332,11 +332,11 @@ class Binder:
             size = 2.0 * self.stored.masters * passes * self.stages.total_params(role.units).dense
             work = Elementwise(num_bytes=size, kernels=2 * passes, fused=True, operator="optimizer")
             return Program(kind="update", name="directions", site=site, work=work)
-        return self.updating(self.updated_params(role.units, role.slice), site)
+        return self.updating(self.updated_params(role.units, role.slice), site, role.slice)
 
-    def updating(self, params: float, site: Site) -> Program:
-        """The optimizer's step over so many parameters of one rank."""
-        size = params * updated_bytes(self.plan, self.stages.train)
+    def updating(self, params: float, site: Site, index: int = 0) -> Program:
+        """The optimizer's step over so many parameters of one rank of a class of slices."""
+        size = params * updated_bytes(self.stages.each[index].plan, self.stages.train)
         work = Elementwise(num_bytes=size, kernels=8 if params else 0, fused=True, operator="optimizer")
         return Program(kind="update", name="optimizer", site=site, work=work)
 

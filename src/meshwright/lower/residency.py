@@ -58,7 +58,7 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
 
     def of_events(self, stages: Stages, codes: np.ndarray, ranks: np.ndarray) -> np.ndarray:
         """Bytes of memory events with entries `codes`, each of the sizes of the class of slices that its rank is of."""
-        if not stages.plan.kinds.mbs:
+        if not stages.plan.kinds.computed:
             return self.bytes_of(stages)[codes]
         tables = np.array([self.bytes_of(one) for one in stages.each])
         return tables[ranks // stages.plan.layout.pp, codes]
@@ -168,8 +168,9 @@ def constant_bytes(stages: Stages, actions: Actions, part: float | None = None) 
     ZeRO-3's gathered copies. `part`: as if every rank held such a part of the state that is sharded."""
     held = stages.mesh.held if part is None else (part,) * len(stages.mesh.slices)
     uneven = stages.plan.kinds.hold or part is not None
-    known = {one: _constant(stages, actions, one if uneven else None) for one in dict.fromkeys(held)}
-    return tuple(bytes_of for one in held for bytes_of in known[one])
+    places = list(zip(stages.each, held))
+    known = {(s, one): _constant(s, actions, one if uneven else None) for s, one in dict.fromkeys(places)}
+    return tuple(bytes_of for place in places for bytes_of in known[place])
 
 
 def _constant(stages: Stages, actions: Actions, part: float | None) -> tuple[dict[str, float], ...]:

@@ -23,6 +23,7 @@ from meshwright.lower.program import LayerPass
 from meshwright.lower.state import Activations
 from meshwright.lower.units import NEVER_AGAIN, Composition, Unit, composition_of, unit_of
 from meshwright.plan import Plan
+from meshwright.plan.slices import on_kind
 from meshwright.spec.architecture import EMBEDDING, HEAD
 from meshwright.spec.ends import Boundary
 from meshwright.spec.items import Batch
@@ -71,13 +72,12 @@ class Stages:
     @cached_property
     def each(self) -> tuple[Stages, ...]:
         """The stages of every class of slices: these, but where kinds of slices have sizes of their own."""
-        sizes = self.plan.kinds.mbs
-        if not sizes:
+        said, own = self.plan.kinds, {}
+        if not said.computed:
             return (self,) * len(self.mesh.slices)
-        own = {}
-        for kind, size in enumerate(sizes):
-            pipeline = msgspec.structs.replace(self.plan.pipeline, microbatch=size)
-            plan = msgspec.structs.replace(self.plan, pipeline=pipeline)
+        for kind in set(self.mesh.kinds_of_slices):
+            rows, dtype = (values[kind] if values else None for values in (said.mbs, said.dtypes))
+            plan = on_kind(self.plan, rows or 0, dtype or "")
             known = Known(params=self.known.params, sites=self.known.sites)
             own[kind] = Stages(
                 plan, self.model, self.train, self.mesh, known, frozen=self.frozen, first_layer=self.first_layer

@@ -39,31 +39,42 @@ def kinds(layout: Layout, cluster: Cluster) -> tuple[SliceKind, ...]:
 
 class Portions(msgspec.Struct, frozen=True, kw_only=True):
     """Parts of a step that every data-parallel slice has, in their order, () for what all have alike: ``counts`` of
-    microbatches, ``rows`` in each of them, and relative sizes of what each rank holds of sharded state (``hold``)."""
+    microbatches, ``rows`` in each of them, and relative sizes of what each
+    rank holds of sharded state (``hold``), and the precision it computes in (``dtypes``)."""
 
     counts: tuple[int, ...] = ()
     rows: tuple[int, ...] = ()
     hold: tuple[int, ...] = ()
+    dtypes: tuple[str, ...] = ()
 
 
 def portions_of(plan: Plan, cluster: Cluster) -> Portions:
     """The portions of the slices of a plan whose ranks are all on the cluster."""
     layout, found = plan.layout, kinds(plan.layout, cluster)
 
-    def each(values: tuple[int, ...]) -> tuple[int, ...]:
+    def each(values: tuple) -> tuple:
         of = {d: value for kind, value in zip(found, values) for d in kind.members}
         return tuple(of[d] for d in range(layout.dp)) if values else ()
 
-    return Portions(counts=each(layout.shares), rows=each(plan.kinds.mbs), hold=each(plan.kinds.hold))
+    own = plan.kinds
+    return Portions(counts=each(layout.shares), rows=each(own.mbs), hold=each(own.hold), dtypes=each(own.dtypes))
 
 
 def own_plan(plan: Plan, portions: Portions, slice: int) -> Plan:
     """The plan that a data-parallel slice runs by itself, without the words that say what each kind has."""
-    pipeline = plan.pipeline
-    if portions.rows:
-        pipeline = msgspec.structs.replace(pipeline, microbatch=portions.rows[slice])
+    rows = portions.rows[slice] if portions.rows else 0
+    dtype = portions.dtypes[slice] if portions.dtypes else ""
     layout, own = msgspec.structs.replace(plan.layout, shares=()), type(plan.kinds)()
-    return msgspec.structs.replace(plan, layout=layout, pipeline=pipeline, kinds=own)
+    return on_kind(msgspec.structs.replace(plan, layout=layout, kinds=own), rows, dtype)
+
+
+def on_kind(plan: Plan, rows: int, dtype: str) -> Plan:
+    """The plan of slices with so many sequences in a microbatch (0: the plan's) that compute in a precision ("": the
+    plan's)."""
+    pipeline, precision = plan.pipeline, plan.precision
+    pipeline = msgspec.structs.replace(pipeline, microbatch=rows or pipeline.microbatch)
+    precision = msgspec.structs.replace(precision, compute=dtype or precision.compute)
+    return msgspec.structs.replace(plan, pipeline=pipeline, precision=precision)
 
 
 def meet_inside(layout: Layout, experts: int, found: tuple[SliceKind, ...]) -> bool:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 
 from meshwright.errors import MeshwrightError
 from meshwright.lower.partition import segments, stage_layers
@@ -144,6 +145,18 @@ def tensors(parameter: torch.nn.Parameter, *, fused: bool = False) -> tuple[Tens
     if not fused and len(widths) > 1 and sum(widths) == shape[0]:
         return tuple(Tensor(width, shape[1]) for width in widths)
     return (Tensor(*shape),)
+
+
+def begin_alike(exchanges: list[Bucket], mesh: ProcessMesh, dtypes: tuple[str, ...]) -> None:
+    """Take the first values of parameters over from a replica of the widest of several precisions, as others have drawn
+    them in fewer bits."""
+    if mesh["data"].alone:
+        return
+    bits = {rank: -DTYPES[dtypes[coordinates(mesh.plan, rank)["dp"]]].itemsize for rank in mesh["data"].ranks}
+    first = min(mesh["data"].ranks, key=bits.__getitem__)
+    for bucket in exchanges:
+        dist.broadcast(bucket.master, src=first, group=mesh["data"].handle)
+        bucket.publish()
 
 
 def exchanges_of(

@@ -26,7 +26,7 @@ from meshwright.run.compiled import needed
 from meshwright.run.connect import connect
 from meshwright.run.data import Batch
 from meshwright.run.drives import on_cores
-from meshwright.run.exchanges import Types, built, exchanges_of, fragments_of, parts_of
+from meshwright.run.exchanges import Types, begin_alike, built, exchanges_of, fragments_of, parts_of
 from meshwright.run.groups import GroupRow, GroupRows
 from meshwright.run.links import Link
 from meshwright.run.lora.base import Base
@@ -126,6 +126,8 @@ class Trainer:
         self.fragments = () if own.frozen else fragments_of(parts, plan, model, train, actions, types)
         known = self.fragments, parts, self.stages, mesh, types, settings.seed, self.portions.hold
         self.exchanges = exchanges_of(*known) if self.fragments else []
+        if self.portions.dtypes:
+            begin_alike(self.exchanges, mesh, self.portions.dtypes)
         self.coded = [one for one in self.exchanges if one.coded]
         #: Sums whose code chooses ranks as it goes.
         self.adapted = [b.code for b in self.coded if isinstance(getattr(b, "code", None), CodedSum)]

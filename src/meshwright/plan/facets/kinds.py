@@ -3,7 +3,8 @@
 Data-parallel slices on the same devices in the same order are one kind (``plan/slices.py``). A kind may take more or
 fewer sequences at a time, and hold a larger or smaller part of the state that ZeRO shards: the first goes by what its
 devices have room for while they compute, the second by what is left, and ``shares=`` by how fast they are (Cephalo, Guo
-et al., 2024, arXiv 2411.01075).
+et al., 2024, arXiv 2411.01075). A kind that is slower or has less memory may compute in fewer bits than the others
+(QSync, Zhao et al., 2024, arXiv 2407.02327).
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ from meshwright.plan.facet import (
     STRUCTURE,
     Facet,
     Field,
+    Form,
     counts,
     unrun,
     wrong,
 )
+from meshwright.plan.facets.precision import EXECUTED
 from meshwright.plan.slices import kinds
+from meshwright.spec.workload import DTYPE_BYTES
 from meshwright.sync.record import USUAL
 
 if TYPE_CHECKING:
@@ -41,16 +45,23 @@ class Kinds(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes that each kind of data-parallel slices has of its own, in the order of ``shares=``; () where all are alike.
 
     ``mbs`` are sequences of a microbatch. ``hold`` are relative sizes of the shard of ZeRO's state on every rank: under
-    ``hold=3,1`` a rank of the first kind holds three times what one of the second does.
+    ``hold=3,1`` a rank of the first kind holds three times what one of the second does. ``dtypes`` are the precisions
+    of matrix products; gradients, masters and moments are those of the plan everywhere.
     """
 
     mbs: tuple[int, ...] = ()
     hold: tuple[int, ...] = ()
+    dtypes: tuple[str, ...] = ()
 
     @property
     def any(self) -> bool:
         """Whether kinds differ in any of it."""
-        return bool(self.mbs or self.hold)
+        return bool(self.mbs or self.hold or self.dtypes)
+
+    @property
+    def computed(self) -> bool:
+        """Whether passes and state of kinds differ, besides how much of the state each holds."""
+        return bool(self.mbs or self.dtypes)
 
 
 def _number(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
@@ -60,7 +71,7 @@ def _number(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterato
         return
     found = kinds(layout, cluster)
     are = "; ".join(f"{len(k.members)} on {' + '.join(dict.fromkeys(d.name for d in k.devices))}" for k in found)
-    for word, values in (("mbs", own.mbs), ("hold", own.hold)):
+    for word, values in (("mbs", own.mbs), ("hold", own.hold), ("dtypes", own.dtypes)):
         if values and len(values) != len(found):
             yield wrong(
                 "P025",
@@ -105,16 +116,44 @@ def _hold(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[
         yield wrong("P026", "no kind of slices holds any of the sharded state", place, "give one kind more than 0")
 
 
+def _dtypes(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
+    said, place = plan.kinds.dtypes, f"kinds.dtypes = {plan.kinds.dtypes}"
+    if not said:
+        return
+    if plan.layout.zero:
+        message = "sharded state is gathered in one precision, and replicas compute in several"
+        yield wrong("P026", message, place, "drop zero, fsdp or shard, or say one precision")
+    if plan.precision.compute:
+        message = f"the plan computes in {plan.precision.compute}, and dtypes= says in what each kind does"
+        yield wrong("P026", message, place, f"drop {plan.precision.compute}, or dtypes")
+    if (plan.precision.grads, plan.precision.master) != ("fp32", "fp32"):
+        message = "replicas of several precisions update alike from fp32 gradients and masters alone"
+        yield wrong("P026", message, place, "drop grads= and master=, which are fp32")
+    if train.lora is not None or plan.precision.params != "bf16":
+        yield wrong("P026", "a stored base has one precision on all replicas", place, "drop dtypes")
+
+
 def _beside(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
     if plan.kinds.any and plan.offload.any:
         message = "state off the devices is worked out for slices that are alike"
-        yield wrong("P026", message, "offload with kinds", "drop offload, or drop mbs and hold")
+        yield wrong("P026", message, "offload with kinds", "drop offload, or drop mbs, hold and dtypes")
 
 
 def _unexecutable(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic]:
     if plan.kinds.hold and plan.layout.gathers_again:
         message = "uneven shards of parameters are priced and not run: torch's fully_shard cuts rows evenly"
         yield unrun("P033", message, plan, "layout", f"zero = {plan.layout.zero} with hold", zero=2)
+
+    for dtype in plan.kinds.dtypes:
+        if dtype not in EXECUTED:
+            message = f"{dtype} is predicted, not trained, on any of the replicas"
+            yield unrun("P032", message, plan, "kinds", f"dtypes = {plan.kinds.dtypes}", dtypes=())
+            return
+
+
+def _read(text: str) -> tuple[str, ...] | None:
+    values = tuple(text.split(","))
+    return values if all(value in DTYPE_BYTES for value in values) else None
 
 
 def _differ(model: Model, cluster: Cluster, train: Train) -> tuple[str, ...]:
@@ -148,12 +187,29 @@ FIELDS = (
         stored=lambda value: {"hold": value if isinstance(value, tuple) else ()},
         of=lambda kinds: kinds.hold or EVEN,
     ),
+    Field(
+        name="dtypes",
+        help="precision of the matrix products on each kind of slice: one, or several",
+        form=Form(
+            read=_read,
+            write=",".join,
+            wanted=f"a precision for each kind of slice such as fp32,bf16, of {', '.join(DTYPE_BYTES)}",
+            whole=True,
+            kind=str | tuple[str, ...],
+        ),
+        spelled=KEYED,
+        place=196,
+        decides=(LAYER, EXCHANGE),
+        search=(EVEN,),
+        stored=lambda value: {"dtypes": value if isinstance(value, tuple) else ()},
+        of=lambda kinds: kinds.dtypes or EVEN,
+    ),
 )
 FACET = Facet(
     name="kinds",
     help="what replicas on each kind of devices have of their own",
     record=Kinds,
     fields=FIELDS,
-    rules=(_number, _mbs, _hold, _beside),
+    rules=(_number, _mbs, _hold, _dtypes, _beside),
     unexecutable=_unexecutable,
 )
