@@ -5,9 +5,11 @@ import numpy as np
 import pytest
 
 from meshwright import serving
-from meshwright.cost.part import OPERATIONS, TRAFFIC
+from meshwright.cost.part import OPERATIONS, STARTS, TRAFFIC
+from meshwright.cost.power import Draw
 from meshwright.simulate.serve_beside import SharedByJobs
 from meshwright.simulate.serve_governed import GovernedPool
+from meshwright.simulate.serve_powered import CappedRow
 from tests.serving.costs import linear_costs, replica, requests
 
 
@@ -19,10 +21,13 @@ class HalfOperations:
         self.costs = costs
 
     def on(self, table, part):
-        return self.longer(table, 1.0 / part.sms)
+        return self.longer(table, 1.0 / (part.sms * part.clock))
 
     def roofline(self, part):
-        return self.longer(self.costs, {OPERATIONS: 0.25, TRAFFIC: 0.5}[part])
+        return self.longer(self.costs, {OPERATIONS: 0.25, TRAFFIC: 0.5, STARTS: 0.0}[part])
+
+    def arithmetic(self):
+        return self.longer(self.costs, 0.25)
 
     @staticmethod
     def longer(table, factor):
@@ -82,3 +87,56 @@ def test_skipped_runs_are_every_iteration_by_itself(policy):
         assert one.spent_s.sum() == pytest.approx(other.spent_s.sum(), rel=1e-6)
     np.testing.assert_allclose(fast[0].done_s, slow[0].done_s, rtol=1e-3)
     assert fast[0].shares_s.min() > 0
+
+
+def capped(costs, asked, row):
+    router = serving.get("routing", "round-robin")
+    return GovernedPool(replica(costs=costs), 2, asked, router, HalfOperations(costs), row).served()[1]
+
+
+def test_the_power_of_a_row_by_hand_and_clocks_of_low_priority_alone():
+    costs = linear_costs(base=0.5)
+    row = CappedRow(
+        serving.get("power", "polca"),
+        Draw(100.0, 400.0, 0.5),
+        devices=2,
+        host_w=50.0,
+        replicas=2,
+        num_low=1,
+        budget_w=1000.0,
+    )
+    asked = requests((0.0, 4, 8), (0.0, 4, 8))
+    pool = GovernedPool(
+        replica(costs=costs), 2, asked, serving.get("routing", "round-robin"), HalfOperations(costs), row
+    )
+    _, (low, high) = pool.served()
+    # a quarter of the time is multiplying, half of it traffic that draws half: 100 + 300 x (0.25 + 0.5 x 0.5) = 250 W
+    # a device, 300 W with its host, 1,200 W of four: over the budget, so that clocks are braked to 288 of 1,410 MHz
+    assert row.peak_w == pytest.approx(1200.0)
+    assert row.log[0].event.drawn == pytest.approx(1.2) and row.passed_s[3] > 0
+    assert low.end_s[0] == high.end_s[0] > 8 * 0.5
+
+
+def test_capped_clocks_slow_servers_of_low_priority_first():
+    costs = linear_costs(base=0.5)
+    draw = Draw(100.0, 400.0, 0.5)
+    sizes = {"devices": 1, "host_w": 0.0, "replicas": 2, "num_low": 1, "budget_w": 600.0}
+    row = CappedRow(serving.get("power", "polca"), draw, **sizes)
+    asked = requests((0.0, 4, 21), (0.0, 4, 21))
+    pool = GovernedPool(
+        replica(costs=costs), 2, asked, serving.get("routing", "round-robin"), HalfOperations(costs), row
+    )
+    _, (low, high) = pool.served()
+    # two devices draw 250 W each, 0.83 of the budget: above the first threshold, and not below it by five points then
+    assert high.end_s[0] == pytest.approx(21 * 0.5)
+    # four iterations in the two seconds before the first look, and 17 that take 1,410 / 1,275 times as long
+    assert low.end_s[0] == pytest.approx(2.0 + 17 * 0.5 * 1410 / 1275)
+
+
+def test_caps_act_later_where_they_need_time():
+    costs = linear_costs(base=0.5)
+    sizes = {"devices": 1, "host_w": 0.0, "replicas": 2, "num_low": 1, "budget_w": 600.0, "acts_s": 4.0}
+    row = CappedRow(serving.get("power", "polca"), Draw(100.0, 400.0, 0.5), **sizes)
+    low, _ = capped(costs, requests((0.0, 4, 21), (0.0, 4, 21)), row)
+    # decided at 2 s, there at 6 s: twelve iterations at the full clock
+    assert low.end_s[0] == pytest.approx(6.0 + 9 * 0.5 * 1410 / 1275)

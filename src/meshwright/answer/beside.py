@@ -14,21 +14,17 @@ import msgspec
 import numpy as np
 
 from meshwright import serving
-from meshwright.answer.latency import DRAWN_PLAINLY, drawn, serving_metrics, spread_over
+from meshwright.answer.governed import GovernedReplicas, cannot_govern
+from meshwright.answer.latency import serving_metrics
 from meshwright.answer.predict import predict
 from meshwright.answer.prediction import Prediction
-from meshwright.answer.replica import alone
 from meshwright.answer.serving_answer import BesideServing, ServingMetrics
 from meshwright.assign.matching import heaviest_matching
 from meshwright.cost import Costs
-from meshwright.cost.engine import EngineProfile, engine_profile
 from meshwright.cost.part import TRAFFIC, DevicePart, part_of, untuned
 from meshwright.errors import Diagnostic, MeshwrightError
-from meshwright.lower.forward import Forward
-from meshwright.lower.place import Mesh
 from meshwright.plan import Plan
 from meshwright.plan import parse as parse_plan
-from meshwright.simulate.partial import PartialCosts
 from meshwright.simulate.serve import refuse_oversized
 from meshwright.simulate.serve_beside import SharedByJobs
 from meshwright.simulate.serve_governed import GovernedPool
@@ -37,7 +33,7 @@ from meshwright.spec.beside import BatchJob
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.cluster_part import cut
 from meshwright.spec.model import Model, load
-from meshwright.spec.requests import Requests, common_prefix
+from meshwright.spec.requests import Requests
 from meshwright.spec.serve import Serve
 from meshwright.spec.workload import Train
 
@@ -75,13 +71,11 @@ class JobOnDevice:
         return self.seconds(DevicePart()) / self.seconds(DevicePart(share, 1.0 / (1.0 + other)))
 
 
-class SharedReplicas:
+class SharedReplicas(GovernedReplicas):
     """The replicas of a plan with jobs beside them."""
 
     def __init__(self, model: Model, cluster: Cluster, serve: Serve, plan: Plan, replica: Replica, costs: Costs):
-        self.model, self.cluster, self.serve, self.plan = model, cluster, serve, plan
-        self.replica, self.count = replica, plan.layout.dp
-        self.router = serving.get("routing", serve.engine.routing)
+        super().__init__(model, cluster, serve, plan, replica, costs)
         self.policy = serving.get("sharing", serve.engine.sharing)
         assert serve.engine.beside is not None
         kinds = {job: JobOnDevice(job, cluster) for job in serve.engine.beside.jobs}
@@ -109,21 +103,9 @@ class SharedReplicas:
         self, replica: Replica, requests: Requests, matched: list[int]
     ) -> tuple[list[Requests], list[ServedRequests], SharedByJobs]:
         governor = SharedByJobs(self.policy, [self.jobs[job] if job >= 0 else None for job in matched])
-        parts = self._parts(requests)
+        parts = self.parts(requests)
         shares, served = GovernedPool(replica, self.count, requests, self.router, parts, governor).served()
         return shares, served, governor
-
-    def _parts(self, requests: Requests) -> PartialCosts:
-        longest = int((requests.prompt + requests.output).max())
-        key = longest, common_prefix(requests)
-        known = self.__dict__.setdefault("_known", {})
-        if key not in known:
-            one = alone(self.plan)
-            words = self.serve
-            forward = Forward(self.model, one, Mesh(one, self.cluster), words.engine.kv, key[1], words.expert_routing)
-            device = self.cluster.islands[0].device
-            known[key] = PartialCosts(forward, device, untuned(), self.replica.costs, longest)
-        return known[key]
 
     def _matched(self, alone: SharedByJobs) -> list[int]:
         """Return which job is beside each replica, -1 for none: those whose predicted speeds, on the multiprocessors
@@ -136,19 +118,10 @@ class SharedReplicas:
             weights[which] = [job.speed(share, 0.0) * (1 - other) + job.speed(share, 1.0) * other for job in self.jobs]
         return heaviest_matching(weights).tolist()
 
-    def with_intervals(self, metrics: ServingMetrics, requests: Requests, profile: EngineProfile) -> ServingMetrics:
-        """The metrics with 80% intervals: the first requests served again, beside the same jobs, under draws of the
-        errors of the costs."""
-        found = [serving_metrics(self.serve, *one) for one in self.under_errors(requests.first(DRAWN_PLAINLY), profile)]
-        return spread_over(metrics, found[0], found[1:])
-
-    def under_errors(
-        self, requests: Requests, profile: EngineProfile
-    ) -> Iterator[tuple[list[Requests], list[ServedRequests]]]:
-        """Yield what becomes of requests without any error, then under each draw of the errors of the costs."""
+    def again(self, replica: Replica, requests: Requests) -> tuple[list[Requests], list[ServedRequests]]:
+        """Return the same of replicas of other costs, beside the same jobs."""
         matched = self.matched or self._matched(self._served(self.replica, requests, [-1] * self.count)[2])
-        for one in (self.replica, *drawn(self.replica, profile)):
-            yield self._served(one, requests, matched)[:2]
+        return self._served(replica, requests, matched)[:2]
 
     def beside(self) -> tuple[BesideServing, ...]:
         """Return what became of the jobs, one row for each replica, after requests were served."""
@@ -156,7 +129,7 @@ class SharedReplicas:
         return tuple(self._of_replica(self.governor, which, job) for which, job in enumerate(self.matched))
 
     def _of_replica(self, governor: SharedByJobs, which: int, number: int) -> BesideServing:
-        seconds, used, ranks = governor.seconds, governor.used[which], self.plan.layout.num_ranks // self.count
+        seconds, used, ranks = governor.seconds, governor.used[which], self.ranks
         job = self.jobs[number] if number >= 0 else None
         found = BesideServing(
             replica=which,
@@ -195,29 +168,16 @@ def cannot_share(plan: Plan, cluster: Cluster, serve: Serve) -> Iterator[Diagnos
     words = serve.engine
     if words.beside is None:
         return
-    wrong = []
-    if plan.several or len(cluster.islands) > 1:
-        wrong.append(("a job beside requests and several pools or kinds of devices", "say one pool on one kind"))
-    elif cluster.islands[0].device.cores:
-        wrong.append(("processor cores have no multiprocessors to share", "say a cluster of accelerators"))
-    usual = msgspec.structs.asdict(type(words)())
-    for name in ("borrow", "pairs", "kv_budget", "draft"):
-        if getattr(words, name) != usual[name]:
-            wrong.append((f"a job beside requests and {name}=", "drop one of them"))
-    if serve.adapters:
-        wrong.append(("a job beside requests and adapters=", "drop one of them"))
-    if plan.serving.stream:
-        wrong.append(("a job beside requests whose weights come from elsewhere", "drop weights_from="))
+    place = f"--serve beside={words.beside.text()}"
+    wrong = cannot_govern(plan, cluster, serve, "a job beside requests", place)
     try:
         why = serving.get("sharing", words.sharing).wrong()
         if why:
-            wrong.append((why, f"for example sharing={words.sharing.partition(':')[0]}"))
-        if engine_profile(words.profile).iterations:
-            wrong.append((f"engine={words.profile} has published times of whole devices alone", "say another engine="))
+            help = f"for example sharing={words.sharing.partition(':')[0]}"
+            wrong.append(Diagnostic(code="W014", message=why, place=place, help=help))
     except MeshwrightError as error:
-        yield from error.diagnostics
-    for message, help in wrong:
-        yield Diagnostic(code="W014", message=message, place=f"--serve beside={words.beside.text()}", help=help)
+        wrong += error.diagnostics
+    yield from wrong
     for job in set(words.beside.jobs) if not wrong else ():
         try:
             JobOnDevice(job, cluster)

@@ -9,9 +9,11 @@ import msgspec
 
 from meshwright.answer.beside import SharedReplicas, beside_bytes, cannot_share
 from meshwright.answer.fairness import fairness, group_metrics
+from meshwright.answer.governed import GovernedReplicas
 from meshwright.answer.latency import objectives_kept, query_summary, serving_metrics, with_intervals
 from meshwright.answer.lending import Lenders, cannot_lend
 from meshwright.answer.pairing import PairedReplicas, cannot_pair
+from meshwright.answer.power import PoweredReplicas, cannot_power
 from meshwright.answer.replica import built, padded, served_by
 from meshwright.answer.serving_answer import ServingPrediction
 from meshwright.answer.serving_check import oversized, refused, unshared
@@ -70,6 +72,7 @@ def predict_serving(
     found += cannot_lend(plan, model, serve)
     found += cannot_pair(plan, serve)
     found += cannot_share(plan, cluster, serve)
+    found += cannot_power(plan, cluster, serve)
     if found:
         raise MeshwrightError(found)
     profile = profile or engine_profile(serve.engine.profile)
@@ -127,14 +130,15 @@ def predict_serving(
         identity=who,
         beside=together.beside() if isinstance(together, SharedReplicas) else (),
         without=together.without if isinstance(together, SharedReplicas) else None,
+        power=together.answer(requests) if isinstance(together, PoweredReplicas) else None,
     )
 
 
 def bound_together(
     model: Model, cluster: Cluster, serve: Serve, plan: Plan, replica: Replica, costs: Costs
-) -> Lenders | PairedReplicas | SharedReplicas | None:
+) -> Lenders | PairedReplicas | GovernedReplicas | None:
     """Return replicas that know of one another or are not alone on their devices; None where each serves by itself."""
     words = serve.engine
     kinds = ((words.borrow, Lenders), (words.pairs, PairedReplicas), (words.beside, SharedReplicas))
-    kind = next((kind for said, kind in kinds if said), None)
+    kind = next((kind for said, kind in (*kinds, (words.power, PoweredReplicas)) if said), None)
     return None if kind is None else kind(model, cluster, serve, plan, replica, costs)

@@ -142,6 +142,29 @@ class BesideServing(msgspec.Struct, frozen=True, kw_only=True):
     samples_interval: tuple[float, float] = (0.0, 0.0)
 
 
+class PowerAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of servers behind one supply of ``budget_w``, which feeds ``rated_servers`` at their rated power.
+
+    The plan's ``servers`` draw ``mean_w`` on average and at most ``peak_w`` (of two seconds). At the same requests a
+    second for each, ``most_servers`` are fed without the brake and with every objective kept; at these the row draws at
+    most ``most_peak_w``, clocks of low priority are capped in ``capped_low`` of the time, all in ``capped_all``, and
+    requests take so many times as long as with full clocks, those of low priority (``slower_low``) and others."""
+
+    policy: str
+    budget_w: float
+    rated_servers: int
+    servers: int
+    peak_w: float
+    mean_w: float
+    most_servers: int
+    most_interval: tuple[int, int]
+    most_peak_w: float
+    capped_low: float
+    capped_all: float
+    slower_low: float
+    slower_high: float
+
+
 class ServingPrediction(msgspec.Struct, frozen=True, kw_only=True):
     """One predicted serving workload: the question, the verdict, its metrics, and why.
 
@@ -155,7 +178,7 @@ class ServingPrediction(msgspec.Struct, frozen=True, kw_only=True):
     where there are several. ``timeline`` has the state of every replica over time, a record of every request and the
     gaps between tokens. ``pools`` are those of a plan of several, ``kv_blocks`` then those of the one with the fewest,
     and ``transfers`` what went between them. ``beside`` are the jobs on the same devices by replica, and ``without``
-    the metrics of the same requests without them.
+    the metrics of the same requests without them; ``power`` is of a row of servers.
     """
 
     model: Model
@@ -188,6 +211,7 @@ class ServingPrediction(msgspec.Struct, frozen=True, kw_only=True):
     transfers: KvTransfers | None = None
     beside: tuple[BesideServing, ...] = ()
     without: ServingMetrics | None = None
+    power: PowerAnswer | None = None
 
     @property
     def good(self) -> bool:
@@ -232,6 +256,7 @@ class ServingPrediction(msgspec.Struct, frozen=True, kw_only=True):
             "pools": [one._asdict() for one in self.pools],
             "transfers": msgspec.to_builtins(self.transfers),
             "beside": msgspec.to_builtins(self.beside),
+            "power": msgspec.to_builtins(self.power),
             "without_beside": msgspec.to_builtins(self.without),
             "assumptions": msgspec.to_builtins(self.assumptions),
             "warnings": list(self.warnings),

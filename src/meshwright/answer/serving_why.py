@@ -13,6 +13,7 @@ from meshwright.answer.serving_answer import ServingMetrics, ServingPrediction
 from meshwright.causes import CAUSE
 from meshwright.cost import Costs
 from meshwright.cost.engine import EngineProfile
+from meshwright.cost.power import MEMORY_SHARE
 from meshwright.plan import Plan
 from meshwright.simulate.iterations import IterationCosts
 from meshwright.simulate.served import GAP_EDGES, ServedRequests
@@ -73,7 +74,12 @@ def assumptions(profile: EngineProfile, costs: Costs, model: Model, serve: Serve
     answers = Assumption(
         "lengths of answers", "as the workload says them; admission that reserves knows them", "the workload"
     )
-    power = Assumption("power", "rated while devices compute, idle power when not", "catalog devices", True)
+    power = Assumption(
+        "power",
+        f"rated while devices multiply, {MEMORY_SHARE:.0%} of the way there while they wait for memory, idle when not",
+        "catalog devices; 2605.11999 (H200), abstract",
+        True,
+    )
     found = (engine_assumption(profile), kernels, answers, power)
     if any(a.window for a in model.attentions) or any(block.mixer is not None for block in model.blocks):
         said = "blocks of the mean request: as many of its tokens as are seen again, and states of scans in fp32"

@@ -8,7 +8,7 @@ those that some token is routed to, and the cached tokens behind every new one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -18,7 +18,8 @@ from meshwright import layers
 from meshwright.answer.outlook import price_source
 from meshwright.answer.prediction import RankMemory
 from meshwright.answer.replica import BuiltReplica
-from meshwright.cost.roofline import peak_flops
+from meshwright.cost.power import MEMORY_SHARE, MEMORY_SHARES, draw
+from meshwright.cost.roofline import efficiency, peak_flops
 from meshwright.layers.kind import Tokens
 from meshwright.plan import Plan
 from meshwright.simulate.served import ServedRequests
@@ -34,8 +35,9 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """The use of a plan's devices from the first arrival to the last token.
 
     ``busy`` is the share of the time that they compute, ``mfu`` and ``mbu`` the shares of their peak operations and of
-    their memory's rate that answers need. ``power_w`` is drawn by devices and hosts on average; energy and money are
-    for tokens of answers. None where the catalog has no power or price; ``source`` says which those are.
+    their memory's rate that answers need. ``power_w`` is drawn by devices and hosts on average, by what devices do
+    (:mod:`meshwright.cost.power`); energy and money are for tokens of answers. Intervals are of what kernels draw that
+    wait for memory. None where the catalog has no power or price; ``source`` says which those are.
     """
 
     busy: float
@@ -45,6 +47,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     joules_per_token: float | None
     usd_per_million_tokens: float | None
     source: str
+    power_interval_w: tuple[float, float] | None = None
+    joules_interval: tuple[float, float] | None = None
 
 
 def usage(
@@ -72,16 +76,21 @@ def usage(
     if cache_tokens:
         pairs = sum(float(_pairs(share.prompt + 1, share.prompt + share.output - 1).sum()) for share in shares)
         read += pairs * _held(made.memory, "keys and values") / replicas / cache_tokens
-    watts, said = _watts(cluster, busy)
-    drawn = None if watts is None else watts * devices * (cluster.pue or 1.0)
+    mfu = needed / (span * devices * peak_flops(device, compute))
+    mbu = read / (span * devices * device.memory_gb_s * 1e9)
+    watts, said = _watts(cluster, mfu, mbu)
+    whole = devices * (cluster.pue or 1.0)
+    drawn, between = (None, None) if watts is None else (watts[0] * whole, (watts[1] * whole, watts[2] * whole))
     hourly = cluster.total_price_usd_hour()
     usd = None if hourly is None else hourly * devices / cluster.num_devices / 3600 * span / answers * 1e6
     return Usage(
         busy=busy,
-        mfu=needed / (span * devices * peak_flops(device, compute)),
-        mbu=read / (span * devices * device.memory_gb_s * 1e9),
+        mfu=mfu,
+        mbu=mbu,
         power_w=drawn,
+        power_interval_w=between,
         joules_per_token=None if drawn is None else drawn * span / answers,
+        joules_interval=None if between is None else (between[0] * span / answers, between[1] * span / answers),
         usd_per_million_tokens=usd,
         source=f"{price_source(cluster)}; {said}"
         + (f", PUE {cluster.pue:g}" if cluster.pue else ", without the site's overhead (PUE not known)"),
@@ -108,13 +117,22 @@ def together(pools: Sequence[PoolUsage], answers: int) -> Usage:
         values = [getattr(one.used, name) for one in pools]
         return None if None in values else sum(v * one.answers for v, one in zip(values, pools)) / answers
 
+    def both(name: str, weight: Callable[[PoolUsage], float]) -> tuple[float, float] | None:
+        found = [getattr(one.used, name) for one in pools]
+        if None in found:
+            return None
+        low, high = (sum(pair[end] * weight(one) for pair, one in zip(found, pools)) for end in (0, 1))
+        return low, high
+
     power = [one.used.power_w for one in pools]
     return Usage(
         busy=weighted("busy", [float(one.devices) for one in pools]),
         mfu=weighted("mfu", [one.devices * peak_flops(one.device, one.dtype) for one in pools]),
         mbu=weighted("mbu", [one.devices * one.device.memory_gb_s for one in pools]),
         power_w=None if None in power else sum(power),
+        power_interval_w=both("power_interval_w", lambda one: 1.0),
         joules_per_token=summed("joules_per_token"),
+        joules_interval=both("joules_interval", lambda one: one.answers / answers),
         usd_per_million_tokens=summed("usd_per_million_tokens"),
         source="; ".join(dict.fromkeys(one.used.source for one in pools)),
     )
@@ -172,13 +190,15 @@ def _weights_read(model: Model, served: ServedRequests) -> float:
     return found
 
 
-def _watts(cluster: Cluster, busy: float) -> tuple[float | None, str]:
-    """The mean power of a device with its part of the host, and where that is from; None where no vendor says."""
+def _watts(cluster: Cluster, mfu: float, mbu: float) -> tuple[tuple[float, float, float] | None, str]:
+    """The mean power of a device with its part of the host, and what it lies between, and where that is from; None
+    where no vendor says. Large products are taken to draw the rated power at the rate that they reach."""
     device, node = cluster.islands[0].device, cluster.islands[0].node
-    if device.tdp_w is None:
+    operations, traffic = mfu / efficiency(device, "gemm")[0], mbu / efficiency(device, "memory")[0]
+    found = [draw(device, share) for share in (MEMORY_SHARE, *MEMORY_SHARES)]
+    if found[0] is None:
         return None, "rated power of the device not known"
-    idle, said = device.idle_w, "idle power when not"
-    if idle is None:
-        idle, said = device.tdp_w, "also when not (no idle power known)"
-    watts = idle + (device.tdp_w - idle) * busy + node.power_w / node.devices
-    return watts, f"rated power while devices compute, the most they draw, {said}"
+    said = "power by what devices do: rated while they multiply, less while they wait for memory, idle power when not"
+    said += " (a share of the rated one: idle power not known)" if found[0].assumed else ""
+    host_w = node.power_w / node.devices
+    return tuple(one.watts(operations, traffic) + host_w for one in found if one is not None), said

@@ -11,25 +11,30 @@ from typing import NamedTuple
 
 import msgspec
 
-from meshwright.cost.chain import Costs
-from meshwright.cost.roofline import streaming_share
+from meshwright.cost.chain import Costs, Estimate
+from meshwright.cost.roofline import efficiency, peak_flops, streaming_share
 from meshwright.cost.standard import BARE
 from meshwright.spec.hardware import Device
+from meshwright.work import AttentionCore, Gemm, GroupedGemm, VarlenAttention, Work
 
 #: How many times a device's peak stands for one that nothing waits for.
 WITHOUT_END = 1e6
 
 
 class DevicePart(NamedTuple):
-    """The part of a device that a kernel has: shares of its multiprocessors, of its memory's rate and of its clock."""
+    """The part of a device that a kernel has: shares of its multiprocessors, of its memory's rate, of its clock, and of
+    the rate at which multiprocessors read the L2."""
 
     sms: float = 1.0
     memory: float = 1.0
     clock: float = 1.0
+    ports: float = 1.0
 
 
 #: Parts on which kernels take the time of their memory traffic alone, and of their operations alone.
 TRAFFIC, OPERATIONS = DevicePart(clock=WITHOUT_END), DevicePart(memory=WITHOUT_END)
+#: The part on which nothing takes any time but the starts of kernels and exchanges with other devices.
+STARTS = DevicePart(memory=WITHOUT_END, clock=WITHOUT_END, ports=WITHOUT_END)
 
 
 def part_of(device: Device, part: DevicePart) -> Device:
@@ -41,14 +46,14 @@ def part_of(device: Device, part: DevicePart) -> Device:
         return device
     sms = max(1, round(device.num_sms * part.sms))
     share = sms / device.num_sms * part.clock
-    memory = min(part.memory, share / streaming_share(device))
+    memory = min(part.memory, part.ports * share / streaming_share(device))
     return msgspec.structs.replace(
         device,
         name=f"{device.name}, {part.sms:.4g} of its multiprocessors, {part.memory:.4g} of its memory's rate, "
-        f"{part.clock:.4g} of its clock",
+        f"{part.clock:.4g} of its clock, {part.ports:.4g} of its ports",
         num_sms=sms,
         memory_gb_s=device.memory_gb_s * memory,
-        clock_mhz=(device.clock_mhz or 1500.0) * part.clock,
+        clock_mhz=(device.clock_mhz or 1500.0) * part.clock * part.ports,
         peak_flops={name: peak * share for name, peak in device.peak_flops.items()},
     )
 
@@ -56,3 +61,15 @@ def part_of(device: Device, part: DevicePart) -> Device:
 def untuned() -> Costs:
     """Return the roofline without tables, which prices a part of a device as it does the whole one."""
     return Costs(BARE, profile="roofline")
+
+
+def arithmetic() -> Costs:
+    """Return costs of matrix operations alone: of those that are needed, at the rate that large products reach."""
+    return Costs(BARE, (_operations,), profile="operations")
+
+
+def _operations(work: Work, device: Device) -> Estimate:
+    if not isinstance(work, Gemm | GroupedGemm | AttentionCore | VarlenAttention):
+        return Estimate(0.0, "elementwise", "no matrix operations", 0.0)
+    rate = peak_flops(device, getattr(work, "dtype", "bf16")) * efficiency(device, "gemm")[0]
+    return Estimate(work.flops / rate, "gemm", "operations over the rate of large products", 0.0)

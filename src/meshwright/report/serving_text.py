@@ -35,7 +35,7 @@ LATENCIES = {
 def render(prediction: ServingPrediction, console: Console) -> None:
     """Print the whole prediction to `console`."""
     with Page(console) as page:
-        for part in (_verdict, _latencies, _beside, _pools, _groups, _attribution, _usage, _memory, _assumptions):
+        for part in PARTS:
             part(prediction, page)
 
 
@@ -107,6 +107,31 @@ def without_jobs(prediction: ServingPrediction) -> str:
         f"without them: TTFT p90 {seconds(alone.ttft_s.p90)}, TPOT p90 {seconds(alone.tpot_s.p90)}, "
         f"{alone.attainment:.1%} of the requests within their objectives"
     )
+
+
+def _power(prediction: ServingPrediction, page: Page) -> None:
+    """The row of servers that draws from one supply."""
+    rows = power_rows(prediction)
+    if rows:
+        page.title("Power of the row")
+        page.rows([(Text(what), Text(value, justify="right"), Text(about, "dim")) for what, value, about in rows])
+
+
+def power_rows(prediction: ServingPrediction) -> list[tuple[str, ...]]:
+    """(what, value, note) of the row of servers; empty where there is none."""
+    row = prediction.power
+    if row is None:
+        return []
+    low, high = row.most_interval
+    more = f"{row.most_servers / row.rated_servers - 1:+.0%}" if row.rated_servers else "-"
+    return [
+        ("may draw", f"{row.budget_w / 1e3:,.4g} kW", f"{row.rated_servers} servers at their rated power"),
+        ("draws", f"{row.mean_w / 1e3:,.4g} kW", f"{row.servers} servers, at most {row.peak_w / 1e3:,.4g} kW"),
+        ("servers it feeds", f"{row.most_servers}", f"{more}, {low} to {high}; the same requests a second for each"),
+        ("with these", f"{row.most_peak_w / 1e3:,.4g} kW", "at most"),
+        ("low priority capped", f"{row.capped_low:.1%}", f"of the time, all servers {row.capped_all:.1%}"),
+        ("requests take", f"{row.slower_low:.3f}x", f"as long at low priority, {row.slower_high:.3f}x at high"),
+    ]
 
 
 def _pools(prediction: ServingPrediction, page: Page) -> None:
@@ -309,6 +334,9 @@ def used(prediction: ServingPrediction) -> list[tuple[str, str, str]]:
         cost = usd(found.usd_per_million_tokens)
     if found.joules_per_token is not None:
         energy = f"{found.joules_per_token / 3.6:,.3g} kWh"  # a joule a million times, in kWh
+        if found.joules_interval is not None:
+            low, high = (joules / 3.6 for joules in found.joules_interval)
+            energy += f" ({low:,.3g} to {high:,.3g})"
     said = found.source.split("; ")
     rows.append(("cost", cost, f"for a million tokens of answers; {said[0]}"))
     rows.append(("energy", energy, f"for as many; {said[-1]}"))
@@ -331,3 +359,7 @@ def _assumptions(prediction: ServingPrediction, page: Page) -> None:
             for a in prediction.assumptions
         ]
     )
+
+
+#: The parts of the page, in order.
+PARTS = (_verdict, _latencies, _beside, _power, _pools, _groups, _attribution, _usage, _memory, _assumptions)

@@ -21,6 +21,7 @@ MODULES = {
     "kv_budget": ("h2o", "scalekv", "shadowkv", "instinfer", "flexgen"),
     "routing": ("round_robin", "least_loaded", "power_of_two", "prefix_aware", "d2lpm"),
     "sharing": ("muxflow", "fixed_share"),
+    "power": ("polca", "uncapped"),
 }
 
 #: Words of a serving workload that name a policy, where they are not the axis.

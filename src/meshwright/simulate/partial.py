@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from meshwright.cost import Costs
-from meshwright.cost.part import DevicePart, part_of
+from meshwright.cost.part import DevicePart, arithmetic, part_of
 from meshwright.lower.forward import Forward
 from meshwright.simulate.iterations import IterationCosts, priced
 from meshwright.spec.hardware import Device
@@ -28,6 +28,7 @@ class PartialCosts:
         self.forward, self.device, self.costs, self.context = forward, device, costs, context
         self.sizes = {"tokens": like.most_tokens, "batch": len(like.decode_s) - 1}
         self._known: dict[DevicePart, IterationCosts] = {}
+        self._arithmetic: IterationCosts | None = None
 
     def roofline(self, part: DevicePart) -> IterationCosts:
         """Return the roofline's times on a part."""
@@ -37,6 +38,13 @@ class PartialCosts:
             sizes = {**self.sizes, "context": self.context, "split": False}
             found = self._known[part] = priced(self.forward, device, self.costs, **sizes)
         return found
+
+    def arithmetic(self) -> IterationCosts:
+        """Return the times of the matrix operations alone."""
+        if self._arithmetic is None:
+            sizes = {**self.sizes, "context": self.context, "split": False}
+            self._arithmetic = priced(self.forward, self.device, arithmetic(), **sizes)
+        return self._arithmetic
 
     def on(self, table: IterationCosts, part: DevicePart) -> IterationCosts:
         """Return the costs of a table as they are on a part."""

@@ -40,6 +40,7 @@ class SharedByJobs:
     had any, ``lit_s`` those in which any kernel ran, ``used`` what the replica's devices did in all ``seconds``."""
 
     every_s = LOOK_S
+    arithmetic = False
 
     def __init__(self, policy: MuxFlow | FixedShare, jobs: Sequence[JobSpeed | None]):
         self.policy, self.jobs = policy, jobs

@@ -13,10 +13,11 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from meshwright.cost.part import OPERATIONS, TRAFFIC, DevicePart
+from meshwright.cost.part import OPERATIONS, STARTS, TRAFFIC, DevicePart
 from meshwright.serving.batching import Iterate
 from meshwright.serving.engine_request import NewRequest
 from meshwright.serving.routing import Router
+from meshwright.simulate.iterations import IterationCosts
 from meshwright.simulate.partial import PartialCosts
 from meshwright.simulate.serve_plain import Clock, Took, iteration_seconds
 from meshwright.simulate.serve_pool import MOVES, ReplicaPool, shares_of
@@ -45,9 +46,11 @@ class Used(NamedTuple):
 
 
 class Governor(Protocol):
-    """The one who decides over parts of devices. ``every_s`` is how often it looks."""
+    """The one who decides over parts of devices. ``every_s`` is how often it looks; as operations it counts
+    ``arithmetic`` alone, or all that keeps multiprocessors busy, which read from the L2 too."""
 
     every_s: float
+    arithmetic: bool
 
     def part(self, which: int) -> DevicePart:
         """Return the part of its devices that a replica has now."""
@@ -96,7 +99,10 @@ class GovernedPool:
         self.meters = [Meter() for _ in self.clocks]
         self.looked_s, self.next_s = 0.0, governor.every_s
         self._on: dict[DevicePart, Replica] = {}
-        self.operations, self.traffic = (self._bound(part) for part in (OPERATIONS, TRAFFIC))
+        self.starts, busy, self.traffic = (
+            self._costing(parts.roofline(part)) for part in (STARTS, OPERATIONS, TRAFFIC)
+        )
+        self.operations = self._costing(parts.arithmetic()) if governor.arithmetic else busy
         for which, clock in enumerate(self.clocks):
             clock.elsewhere = lambda run, took, which=which: self._took(which, run, took)
 
@@ -148,7 +154,11 @@ class GovernedPool:
         """Return the times of an iteration on the part of the devices that its replica has."""
         part = self.governor.part(which)
         here = took if part == DevicePart() else iteration_seconds(self._replica(part), run)
-        operations, traffic = (_kernels(iteration_seconds(one, run)) for one in (self.operations, self.traffic))
+        starts, operations, traffic = (
+            _kernels(iteration_seconds(one, run)) for one in (self.starts, self.operations, self.traffic)
+        )
+        operations = max(0.0, operations - (0.0 if self.governor.arithmetic else starts))
+        traffic = max(0.0, traffic - starts)
         seconds, alone = here.seconds, took.seconds
         parts = (_kernels(here), alone, min(operations, seconds), min(traffic, seconds))
         self.meters[which].next = Used(1.0, *(part / seconds for part in parts))
@@ -159,13 +169,12 @@ class GovernedPool:
     def _replica(self, part: DevicePart) -> Replica:
         found = self._on.get(part)
         if found is None:
-            costs = self.parts.on(self.replica.costs, part)
-            found = self._on[part] = msgspec.structs.replace(self.replica, costs=costs)
+            found = self._on[part] = self._costing(self.parts.on(self.replica.costs, part))
         return found
 
-    def _bound(self, part: DevicePart) -> Replica:
-        """The replica whose iterations take what the roofline says of a part alone, without tables."""
-        return msgspec.structs.replace(self.replica, costs=self.parts.roofline(part))
+    def _costing(self, costs: IterationCosts) -> Replica:
+        """The replica whose iterations take so long."""
+        return msgspec.structs.replace(self.replica, costs=costs)
 
 
 def _kernels(took: Took) -> float:

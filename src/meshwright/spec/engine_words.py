@@ -9,6 +9,7 @@ import msgspec
 
 from meshwright.quantity import parse_bytes
 from meshwright.spec.beside import BatchJobs, batch_jobs
+from meshwright.spec.power_row import PowerRow, power_row
 from meshwright.spec.serve_values import (
     count,
     counted_name,
@@ -50,7 +51,7 @@ class EngineWords(msgspec.Struct, frozen=True, kw_only=True):
     another pool as a whole or layer by layer, while later layers are computed. ``profile`` names the engine whose host
     times are meant. Replicas that ``borrow`` keep what they have no room for in the memory of others; those in
     ``pairs`` hold copies of each other's caches. Jobs ``beside`` train on the devices that serve, on the part of them
-    that ``sharing`` gives.
+    that ``sharing`` gives. Replicas that draw from one ``power`` supply are servers of a row.
     """
 
     policy: str = "vllm-v1"
@@ -82,11 +83,12 @@ class EngineWords(msgspec.Struct, frozen=True, kw_only=True):
     pairs: bool = False
     beside: BatchJobs | None = None
     sharing: str = "muxflow"
+    power: PowerRow | None = None
 
     @property
     def together(self) -> bool:
         """Whether replicas are simulated together: they know of one another, or are not alone on their devices."""
-        return self.borrow or self.pairs or self.beside is not None
+        return self.borrow or self.pairs or self.beside is not None or self.power is not None
 
 
 #: Key -> (field of :class:`EngineWords` behind ``engine.``; reader of the value; what is wanted).
@@ -119,5 +121,6 @@ ENGINE_READERS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "pairs": ("engine.pairs", yes_no, "yes or no"),
     "beside": ("engine.beside", batch_jobs, "jobs such as bert-large:batch=8:seq=512, with + between them"),
     "sharing": ("engine.sharing", counted_name, "a policy of what a job beside gets, such as muxflow"),
+    "power": ("engine.power", power_row, "a policy of a row's power such as polca or polca:budget=0.9:low=0.5"),
     "host": ("engine.host_bytes", parse_bytes, "memory of the host for each rank, such as 64GiB"),
 }

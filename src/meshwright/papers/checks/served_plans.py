@@ -53,7 +53,7 @@ def apex() -> Outcome:
         ),
         baseline="tensor parallelism over the whole node",
         assumptions=("256 requests as long as a conversation service's, all there at once, on 8 H100",),
-        missing=("power by what a device does: the energy of plans is of its rated power",),
+        missing=("an objective of a search that is energy: power by what a device does is said of every plan",),
     )
 
 

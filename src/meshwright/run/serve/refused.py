@@ -132,6 +132,7 @@ def _of_words(words: EngineWords) -> Iterator[Diagnostic]:
         ("borrow", "replicas do not lend blocks"),
         ("pairs", "replicas do not hold copies"),
         ("beside", "a device is one engine's"),
+        ("power", "clocks stay as they are"),
         ("targets", "one copy of the model verifies"),
         ("adapter_pool", "adapters are read as they are published"),
     ):
