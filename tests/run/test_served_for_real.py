@@ -35,7 +35,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def server(folder):
     """The command, and the URL that it prints."""
-    words = ["--model", str(folder), "--plan", "tp1", "--serve", "policy=vllm-v1,kv_blocks=256", "--port", "0"]
+    words = ["--model", str(folder), "--plan", "dp2", "--serve", "policy=vllm-v1,kv_blocks=256", "--port", "0"]
     command = [sys.executable, "-m", "meshwright", "serve", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -56,7 +56,7 @@ def generated(folder, prompt, count):
 
 
 def engine_of(process):
-    """The process of the engine that the command started."""
+    """The process of the engine that the command started last."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     return int(children[-1])
 

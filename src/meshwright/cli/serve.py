@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.quantity import parse_bytes
 
 if TYPE_CHECKING:
-    from meshwright.endpoint.app import Served
+    from meshwright.endpoint.app import EngineHolder, Served
     from meshwright.endpoint.front import Limits
     from meshwright.endpoint.seam import EngineSpec
 
@@ -79,14 +80,13 @@ def run(argv: list[str]) -> int:
     from meshwright.endpoint import hosts
     from meshwright.endpoint.app import App
     from meshwright.endpoint.listen import listener
-    from meshwright.endpoint.supervisor import EngineProcess
 
     made = hosts.bind(served.host, int(given.port) if given.port else None, PORT)
     url = hosts.address(made, served.host)
     if served.host not in hosts.ONLY_HERE and not served.keys:
         note(f"warning: {served.host} is open to others of the network, and nobody is asked for a key: say --api-key")
     note(f"building the engine of {spec.folder}")
-    app = App(EngineProcess(spec, say=note, stall_s=float(given.hang or HANG_S)), served)
+    app = App(_engine(spec, float(given.hang or HANG_S)), served)
 
     def ready() -> None:
         if app.front.facts is not None:
@@ -107,6 +107,51 @@ def run(argv: list[str]) -> int:
     return 0
 
 
+def _engine(spec: EngineSpec, hang_s: float) -> EngineHolder:
+    """The engine in a process of its own, or of several replicas each in one, with its part of the machine.
+
+    Raises:
+        MeshwrightError: L002 where the machine has too few GPUs for them.
+    """
+    from meshwright import plan, serving
+    from meshwright.endpoint.replicas import ReplicatedEngine
+    from meshwright.endpoint.supervisor import EngineProcess
+    from meshwright.run.serve.refused import one_replica
+    from meshwright.spec.serve import engine_words
+
+    if spec.replicas == 1:
+        return EngineProcess(spec, say=note, stall_s=hang_s)
+    layout, words = one_replica(plan.parse(spec.plan)).layout, engine_words(spec.serve)
+    ranks, gpus, each = layout.tp * layout.pp, _gpus(), []
+    if spec.device == "cuda" or (spec.device == "auto" and gpus):
+        if ranks * spec.replicas > len(gpus):
+            message = f"{spec.replicas} replicas of {ranks} ranks and {len(gpus)} GPUs on this machine"
+            help = "a plan of fewer ranks, or --device cpu"
+            raise MeshwrightError.one("L002", message, place="meshwright serve", help=help)
+        spec = msgspec.structs.replace(spec, device="cuda")
+        each = [{"CUDA_VISIBLE_DEVICES": ",".join(gpus[at * ranks : (at + 1) * ranks])} for at in range(spec.replicas)]
+    elif "OMP_NUM_THREADS" not in os.environ:  # else each would take all cores
+        each = [{"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // spec.replicas))}] * spec.replicas
+    holders = [
+        EngineProcess(
+            spec,
+            say=lambda line, at=at: note(f"replica {at}: {line}"),
+            stall_s=hang_s,
+            environment=each[at] if each else {},
+        )
+        for at in range(spec.replicas)
+    ]
+    unit = words.block if words.prefix_cache else 0
+    return ReplicatedEngine(holders, serving.get("routing", words.routing), unit=unit, say=note)
+
+
+def _gpus() -> list[str]:
+    """The GPUs of this machine that may be used, as CUDA_VISIBLE_DEVICES names them."""
+    there = [str(at) for at, _ in enumerate(Path("/proc/driver/nvidia/gpus").glob("*"))]
+    said = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return there if said is None else [one for one in said.split(",") if one] if there else []
+
+
 def _read(given: ServeOptions, wrong: list[Diagnostic]) -> tuple[EngineSpec, Served]:
     """The engine to build and what is served with it, once nothing is wrong with either.
 
@@ -116,14 +161,14 @@ def _read(given: ServeOptions, wrong: list[Diagnostic]) -> tuple[EngineSpec, Ser
     wrong += lacking("serve", *NEEDED, extra="serve")
     if wrong and any(found.code == "L003" for found in wrong):
         raise MeshwrightError(wrong)
-    from meshwright import plan
+    from meshwright import plan, serving
     from meshwright.endpoint import hosts
     from meshwright.endpoint.app import Served
     from meshwright.endpoint.seam import EngineSpec
     from meshwright.endpoint.template import ChatTemplate
     from meshwright.endpoint.text import ModelText
     from meshwright.endpoint.tool_calls import PARSERS
-    from meshwright.run.serve.refused import refused  # which takes no torch
+    from meshwright.run.serve.refused import one_replica, refused  # which takes no torch
     from meshwright.spec import model as models
     from meshwright.spec.serve import EngineWords, Serve, engine_words
 
@@ -136,7 +181,7 @@ def _read(given: ServeOptions, wrong: list[Diagnostic]) -> tuple[EngineSpec, Ser
 
     question = read(lambda: _question(given), Question())
     folder = Path(question.model).expanduser()
-    text = model = None
+    text, model, count = None, None, 1
     if not question.model or not folder.is_dir():
         help = "add --model DIR, the folder of a published model: config.json, safetensors, tokenizer.json"
         said = f"{question.model!r} is no folder" if question.model else "--model is missing"
@@ -148,7 +193,9 @@ def _read(given: ServeOptions, wrong: list[Diagnostic]) -> tuple[EngineSpec, Ser
     laid_out = read(lambda: plan.parse(planned), None)
     words = read(lambda: engine_words(question.serve, base=question.base), EngineWords())
     if not wrong and model is not None and laid_out is not None:
-        wrong += refused(laid_out, model, words)
+        wrong += refused(one_replica(laid_out), model, words)
+        count = 1 if laid_out.several else max(1, laid_out.layout.dp)
+        read(lambda: serving.get("routing", words.routing), None)
     limits, keys = _limits(given, words.max_batch, wrong), _keys(given, wrong)
     for option, known in (("device", DEVICES), ("dtype", DTYPES), ("tool_parser", (*PARSERS,))):
         if (said := getattr(given, option)) and said not in known:
@@ -174,6 +221,7 @@ def _read(given: ServeOptions, wrong: list[Diagnostic]) -> tuple[EngineSpec, Ser
         device=given.device or "auto",
         dtype=given.dtype,
         adapters=tuple(adapters.items()),
+        replicas=count,
     )
     names = dict.fromkeys((given.name or folder.resolve().name, question.model, str(folder)))
     host = given.host or hosts.LOOPBACK

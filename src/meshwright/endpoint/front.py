@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Iterable
 from typing import Protocol
 
 import msgspec
@@ -227,11 +228,19 @@ class Front:
         if waiting:
             self.engine.order(waiting)
 
-    def lost(self) -> None:
-        """The engine's process died, and another is on its way."""
-        self.ready = False
-        self.figures.lost()
-        for number, flight in list(self._flights.items()):
+    def lost(self, numbers: Iterable[int] | None = None, *, goes_on: bool = False) -> None:
+        """The engine's process died, and another is on its way. Of several, one that had these `numbers`: where the
+        others are there (`goes_on`), those go on at them at once."""
+        self.ready = goes_on
+        if numbers is None:
+            self.figures.lost()
+        else:
+            self.figures.restarts.inc()
+        again = []
+        for number in list(self._flights if numbers is None else numbers):
+            flight = self._flights.get(number)
+            if flight is None:
+                continue
             flight.deaths += 1
             if flight.asked.limit <= len(flight.tokens):  # all of it is here, but for the word that it is
                 flight.ticket.put(flight.index, Generated(number=number, finish="length"))
@@ -240,6 +249,9 @@ class Front:
                 self._fail(number, flight, f"{flight.deaths} engine processes died under it", "engine_died")
             else:
                 self.figures.retried.inc()
+                again.append(flight.again())
+        if goes_on and again:
+            self.engine.order(tuple(again))
 
     def die(self, why: str) -> None:
         """No engine can be had any more."""

@@ -171,7 +171,8 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ``folder`` holds the published model (config.json, safetensors), ``plan`` and ``serve`` are the words of a plan and
     of its engine as :func:`meshwright.plan.parse` and :func:`meshwright.spec.serve.engine_words` read them. ``device``
     is auto, cpu or cuda, and ``dtype`` fp32, bf16, fp16 or "" for that of the plan or the weights. ``adapters`` are the
-    names of LoRA adapters and their folders."""
+    names of LoRA adapters and their folders. The engine is one of ``replicas`` on its machine, as many as the ``dp`` of
+    the plan, and takes its part of the host."""
 
     folder: str
     plan: str = ""
@@ -179,3 +180,4 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     device: str = "auto"
     dtype: str = ""
     adapters: tuple[tuple[str, str], ...] = ()
+    replicas: int = 1

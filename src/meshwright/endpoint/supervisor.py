@@ -15,13 +15,13 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 
 from meshwright.endpoint import wire
-from meshwright.endpoint.front import Front
-from meshwright.endpoint.seam import EngineSpec, Prompted
+from meshwright.endpoint.seam import EngineFacts, EngineFigures, EngineSpec, Generated, Prompted
 from meshwright.errors import MeshwrightError
 
 #: The module whose process builds the engine.
@@ -36,11 +36,24 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
 CLOSES_S = 5.0
 
 
+class Watching(Protocol):
+    """Who is told of an engine: the front, or one of its replicas."""
+
+    ready: bool
+
+    @property
+    def under_way(self) -> int: ...
+    def built(self, facts: EngineFacts) -> None: ...
+    def arrived(self, pieces: list[Generated], figures: EngineFigures | None) -> None: ...
+    def lost(self) -> None: ...
+    def die(self, why: str) -> None: ...
+
+
 class EngineProcess:
     """The engine of a front, in a process of its own: ``python -m MODULE DESCRIPTOR``.
 
     ``stall_s`` is how long requests may be under way without a word from the engine before it is taken to hang; ``say``
-    gets a line for every death."""
+    gets a line for every death, and ``environment`` is put over this process's own."""
 
     def __init__(
         self,
@@ -49,11 +62,13 @@ class EngineProcess:
         module: str = WORKER,
         python: Sequence[str] = (),
         stall_s: float = 300.0,
+        environment: Mapping[str, str] | None = None,
         say: Callable[[str], None] = lambda line: None,
     ):
         self.spec, self.stall_s, self._say = spec, stall_s, say
+        self._environment = dict(environment or {})
         self._command = [*(python or (sys.executable,)), "-m", module]
-        self._front: Front | None = None
+        self._front: Watching | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._tasks: list[asyncio.Task] = []
@@ -65,7 +80,7 @@ class EngineProcess:
         """The engine's process, 0 where there is none at the moment."""
         return self._process.pid if self._process is not None and self._process.returncode is None else 0
 
-    async def open(self, front: Front) -> None:
+    async def open(self, front: Watching) -> None:
         """Start the engine, and return once it is built.
 
         Raises:
@@ -109,6 +124,7 @@ class EngineProcess:
                 stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else asyncio.subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
+                env=os.environ | self._environment,
             )
         finally:
             theirs.close()

@@ -14,12 +14,13 @@ from typing import NamedTuple
 
 import torch
 
+from meshwright.endpoint.prefixes import chain
 from meshwright.endpoint.seam import EngineFacts, EngineFigures, Generated, Prompted
 from meshwright.run.serve.computers import Drafter, Executor
 from meshwright.run.serve.distance import ScoreDistance
 from meshwright.run.serve.packed import PackedRow, PackedTokens
 from meshwright.run.serve.sampling import choose, told
-from meshwright.run.serve.sequence import ServedSequence, chain
+from meshwright.run.serve.sequence import ServedSequence
 from meshwright.run.serve.tables import BlockTables
 from meshwright.serving.batching import Admit, Arrived, Batching, Computed, Evict, Iterate, Share, Withdrawn
 from meshwright.serving.engine_request import NewRequest

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import msgspec
 
+from meshwright.endpoint.prefixes import chain
 from meshwright.endpoint.seam import EngineFigures, Prompted
 from meshwright.run.serve.engine import TorchEngine
-from meshwright.run.serve.sequence import ServedSequence, chain
+from meshwright.run.serve.sequence import ServedSequence
 from meshwright.serving.batching import Arrived, Computed, Withdrawn
 from meshwright.serving.engine_request import NewRequest
 from meshwright.serving.pulling import Offered

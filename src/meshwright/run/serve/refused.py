@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
+
 from meshwright import serving
 from meshwright.answer.drafting import HEAD
 from meshwright.errors import Diagnostic, MeshwrightError
@@ -47,6 +49,13 @@ def refused(plan: Plan, model: Model, words: EngineWords) -> list[Diagnostic]:
     return found or [bad for one in pools for bad in _undivided(one, model)]
 
 
+def one_replica(plan: Plan) -> Plan:
+    """Return the plan of each of the ``dp`` engines that a plan of one pool says."""
+    if plan.several or plan.layout.dp == 1:
+        return plan
+    return msgspec.structs.replace(plan, layout=msgspec.structs.replace(plan.layout, dp=1))
+
+
 def _of_model(model: Model) -> Iterator[Diagnostic]:
     if naming.school(model) in WHOLE:
         message = f"the {model.family} family is trained and predicted, and not served"
@@ -59,7 +68,9 @@ def _of_model(model: Model) -> Iterator[Diagnostic]:
 def _of_plan(plan: Plan) -> Iterator[Diagnostic]:
     if plan.layout.dp > 1:
         yield _bad(
-            f"dp{plan.layout.dp}: an engine is one replica", f"plan.layout.dp = {plan.layout.dp}", "start one a replica"
+            f"dp{plan.layout.dp}: an engine is one replica",
+            f"plan.layout.dp = {plan.layout.dp}",
+            "meshwright serve starts an engine a replica, of plans of one pool",
         )
     for said in sorted({plan.precision.weights, plan.precision.experts} - {"", *STORED}):
         help = f"weights of {', '.join(STORED)}"

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import sys
 
+import msgspec
 import torch
 
 from meshwright import plan
 from meshwright.endpoint.driving import work
 from meshwright.endpoint.seam import EngineSpec, ServingEngine
-from meshwright.run.serve.built import engine
+from meshwright.run.serve.built import HOST_SHARE, engine
+from meshwright.run.serve.refused import one_replica
+from meshwright.spec.engine_words import EngineWords
 from meshwright.spec.serve import engine_words
 
 
@@ -26,10 +29,16 @@ def build(spec: EngineSpec) -> ServingEngine:
     device = spec.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    laid_out, words = plan.parse(spec.plan), engine_words(spec.serve)
+    if spec.replicas > 1:
+        laid_out = one_replica(laid_out)
+        if device == "cpu":  # they share the host's memory
+            share = HOST_SHARE if words.memory == EngineWords().memory else words.memory
+            words = msgspec.structs.replace(words, memory=share / spec.replicas)
     return engine(
         spec.folder,
-        plan.parse(spec.plan),
-        engine_words(spec.serve),
+        laid_out,
+        words,
         device=device,
         dtype=spec.dtype,
         adapters=dict(spec.adapters),
