@@ -11,6 +11,7 @@ from meshwright.lower.place import Mesh
 from meshwright.lower.stages import Stages
 from meshwright.plan import check, parse
 from meshwright.spec import cluster
+from meshwright.spec import layers as parts
 from meshwright.spec.model import load
 from meshwright.spec.workload import Train
 from meshwright.work import AttentionCore, Collective, Convolution, Gemm, Scan
@@ -190,3 +191,29 @@ def test_a_kind_without_a_record_is_named():
 
     with pytest.raises(Exception, match=r"M009.*no kind of layer has the record Unknown"):
         layers.of(Unknown(1))
+
+
+def test_norms_stand_where_each_family_has_them_and_collectives_land_on_their_first_reader():
+    def order(model, words="tp2 dp4"):
+        found = [p for p in pieces(model, words) if p.name.endswith(("norm", "residual")) or p.joins]
+        return [p.name for p in found], {p.name: p.lands for p in found if p.lands}
+
+    two = parts.Block(**{f: getattr(load("llama3-8b").blocks[0], f) for f in ("attention", "mlp")})
+    lines = {
+        4: ["attention norm", "attention gather", "attention scatter", "attention post-norm", "attention residual"],
+        2: ["attention gather", "attention scatter", "attention post-norm", "attention residual"],
+    }
+    for norms, after in ((4, False), (2, True)):  # Gemma 2's and OLMo 2's
+        block = msgspec.structs.replace(two, norms=norms, norm_after=after)
+        names, lands = order(msgspec.structs.replace(load("llama3-8b"), blocks=(block,)))
+        assert names == lines[norms] + [name.replace("attention", "mlp") for name in lines[norms]]
+        assert lands["attention post-norm"] == lands["mlp post-norm"] == "forward"
+        assert lands["attention norm" if norms == 4 else "attention residual"] == "backward"
+    assert order(load("gemma2-9b"))[0] == lines[4] + [name.replace("attention", "mlp") for name in lines[4]]
+
+
+def test_a_sandwich_moves_and_keeps_two_hidden_states_more_a_layer():
+    # Gemma 2 9B, 3584 wide, 2 sequences of 1024 tokens in 16 bits: each norm reads and writes one, and keeps one
+    size = 2 * 1024 * 3584 * 2
+    found = [p for p in pieces(load("gemma2-9b"), "dp8 mb2") if p.name.endswith("norm")]
+    assert [(p.forward.num_bytes, p.backward.num_bytes, p.saved) for p in found] == [(2 * size, 3 * size, size)] * 4

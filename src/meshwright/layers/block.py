@@ -19,6 +19,9 @@ from meshwright.spec.workload import Train
 if TYPE_CHECKING:
     from meshwright.plan import Plan
 
+#: Norms of a block whose two paths have one in front and one behind.
+SANDWICH = 4
+
 
 def pieces(c: Context, block: Block) -> list[Piece]:
     """All parts in order. In a parallel block the attention's output is added to the MLP's before both leave the
@@ -38,8 +41,9 @@ def pieces(c: Context, block: Block) -> list[Piece]:
             residual(c, "mlp residual"),
         ]
     if block.attention is not None:
-        inside = [norm(c, "attention norm"), *layers.of(block.attention).pieces(c, block.attention)]
-        out += inside if block.parallel else [*inside, *leave(c, "attention"), residual(c, "attention residual")]
+        body = layers.of(block.attention).pieces(c, block.attention)
+        inside = [norm(c, "attention norm"), *body]
+        out += inside if block.parallel else normed(c, block, "attention", [*body, *leave(c, "attention")])
     if block.cross is not None:
         out += _mixed(c, "cross attention", cross_pieces(c, c.at(block.source), block.cross))
     return out if block.mlp is None else [*out, *_mlp(c, block)]
@@ -49,6 +53,23 @@ def _mixed(c: Context, name: str, body: list[Piece]) -> list[Piece]:
     return [norm(c, f"{name} norm"), *body, *leave(c, name), residual(c, f"{name} residual")]
 
 
+def normed(c: Context, block: Block, path: str, body: list[Piece]) -> list[Piece]:
+    """A path of a block between its norms, added to what came in: one in front of most, one behind as well in a
+    sandwich (Gemma 2, 2408.00118), one behind alone (OLMo 2, 2501.00656), and those of a mixture's paths and of their
+    sum behind it (Gemma 4)."""
+    behind = int(block.norm_after)
+    if block.norms >= SANDWICH:
+        behind = 1 if path == "attention" else block.norms - SANDWICH + 1
+    added = residual(c, f"{path} residual")
+    if not behind:
+        return [norm(c, f"{path} norm"), *body, added]
+    # the first of them reads what a collective sums; without a norm in front, gradients are summed for the residual
+    last = [norm(c, f"{path} post-norm") for _ in range(behind)]
+    last = [msgspec.structs.replace(one, lands="" if number else "forward") for number, one in enumerate(last)]
+    added = msgspec.structs.replace(added, lands="backward" if block.norm_after else "")
+    return [*([] if block.norm_after else [norm(c, f"{path} norm")]), *body, *last, added]
+
+
 def _mlp(c: Context, block: Block) -> list[Piece]:
     shared = block.parallel and block.norms < 2  # the attention's input, normalised and gathered already
     spec = block.mlp
@@ -56,7 +77,7 @@ def _mlp(c: Context, block: Block) -> list[Piece]:
         body = dense(c, "mlp", spec.ffn, spec.gated, inside=shared, bias=spec.bias)
     else:
         body = layers.of(spec).pieces(c, spec)
-    return [*([] if shared else [norm(c, "mlp norm")]), *body, residual(c, "mlp residual")]
+    return [*body, residual(c, "mlp residual")] if shared else normed(c, block, "mlp", body)
 
 
 def _parts(block: Block) -> Iterator[tuple[int, msgspec.Struct]]:

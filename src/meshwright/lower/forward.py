@@ -13,7 +13,8 @@ from functools import cached_property
 import msgspec
 
 from meshwright import layers
-from meshwright.layers.pieces import Context, Piece, linear, norm, residual
+from meshwright.layers.block import normed
+from meshwright.layers.pieces import Context, Piece, linear, norm
 from meshwright.lower import served_ends, served_experts
 from meshwright.lower.entry import Entry
 from meshwright.lower.layer import program
@@ -109,7 +110,7 @@ class Forward:
             groups = self.mesh.group("tp"), self._beside
             routed = -(-tokens // own.plan.layout.cp)
             experts = served_experts.pieces(own, routed, moe, self.spread, groups, self.routing)
-            return [*attention, norm(own, "mlp norm"), *experts, residual(own, "mlp residual")]
+            return [*attention, *normed(own, block, "mlp", experts)]
         if self.plan.layout.adp == 1 or self.model.mixtures or moe is None:
             return layers.of(block).pieces(own, block)
         return self._shared_mlp(own, block, tokens)
@@ -130,7 +131,7 @@ class Forward:
         if own.tp > 1:
             again = Collective(op="all_gather", num_bytes=own.tokens * own.hidden * own.element, group=own.tp_group)
             exchanged.append(Piece(name="mlp tokens gather", forward=again, queue="tp"))
-        return [*attention, norm(own, "mlp norm"), *exchanged, residual(own, "mlp residual")]
+        return [*attention, *normed(own, block, "mlp", exchanged)]
 
     def head(self, tokens: int) -> list[Entry]:
         """Return the operators that turn the last hidden states of so many requests into tokens, or into what an
