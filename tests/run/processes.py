@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-# loaded once here rather than in every child
-import torch._dynamo
 import torch.distributed as dist
 import torch.distributed.fsdp
 import torch.distributed.pipelining
 
+from meshwright.run.ahead import load_ahead
 from tests.run import plain
+
+load_ahead()
 
 
 def launch(num_ranks: int, function, *args, timeout_s: float = 120.0) -> list[Any]:

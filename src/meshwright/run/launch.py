@@ -25,7 +25,6 @@ import warnings
 from collections.abc import Callable
 from contextlib import contextmanager
 from datetime import timedelta
-from importlib import import_module
 from multiprocessing.connection import wait
 from pathlib import Path
 from types import FrameType
@@ -37,6 +36,7 @@ import torch.distributed as dist
 
 from meshwright.errors import MeshwrightError
 from meshwright.run import watchdog
+from meshwright.run.ahead import load_ahead
 from meshwright.run.environment import keep_memory, launched, num_threads, own_cores, run_in_batch
 from meshwright.run.world import RankDied, Report, World, died, meet
 
@@ -95,7 +95,7 @@ def start(
     kind = _device_type(device, num_ranks)
     context = multiprocessing.get_context(start_method(kind))
     if context.get_start_method() == "fork":
-        import_module("torch._dynamo")  # torch's optimizers load it at their first use: once here, not in every child
+        load_ahead()
     reading, writing = context.Pipe(duplex=False)
     beats = context.RawArray("L", num_ranks)
     with tempfile.TemporaryDirectory(prefix="meshwright-") as folder:

@@ -19,7 +19,6 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from importlib import import_module
 from math import log2
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from meshwright.run.ahead import load_ahead
 from meshwright.run.bench import kernels, operators
 from meshwright.run.bench.clock import REPEATS, Bench, BenchClock, TimedRepeats, mean
 from meshwright.run.bench.drives import DriveFigures
@@ -91,8 +91,8 @@ def measure(
     """
     begun = time.perf_counter()
     kind = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
-    if kind == "cpu":  # an optimizer imports it: once here, not in every process of every part
-        import_module("torch._dynamo")
+    if kind == "cpu":  # once here, not in every process of every part
+        load_ahead()
     cores, scope = torch.cuda.device_count() if kind == "cuda" else num_cores(), on_kind(scope, kind)
     busy = min(cores, 8)
     known = KeptParts(file, _identity(kind, cores, scope))

@@ -15,7 +15,6 @@ import tempfile
 import time
 from bisect import insort
 from collections.abc import Callable, Iterable
-from importlib import import_module
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +24,7 @@ import msgspec
 from meshwright.errors import MeshwrightError
 from meshwright.plan import Plan
 from meshwright.run import launch
+from meshwright.run.ahead import load_ahead
 from meshwright.run.elastic import host, worker
 from meshwright.run.elastic.formation import Begin, Born, Leave, Order, Over, Settled, Stepped, Stop, Word
 from meshwright.run.job import Job
@@ -100,7 +100,7 @@ def run(
         MeshwrightError: what a worker raised that no death was the cause of.
         RankDied: processes die over and over without a step between.
     """
-    import_module("torch._dynamo")  # torch's optimizers load it at their first use, which is in every new worker
+    load_ahead()  # every new worker is forked from here
     with tempfile.TemporaryDirectory(prefix="meshwright-") as folder:
         driver = _Driver(job, decider, formed, repair_s, tuple(trace), whole, Path(folder))
         return driver.run()
