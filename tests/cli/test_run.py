@@ -341,3 +341,18 @@ def test_packed_documents_are_trained_and_their_lengths_written_for_a_prediction
         )
         == 0
     )
+
+
+def test_what_this_machine_has_no_memory_for_is_refused_before_it_begins_or_begun_when_told_so(capfd, monkeypatch):
+    lora = "batch=4,seq=32,dtype=fp32,phase=lora,rank=1000000000,targets=q"
+    code, out, err = said(capfd, "plan.toml", "--train", lora, "--data", "sample", "--steps", "1")
+    ((kind, message),) = errors(err)
+    assert (code, out, kind) == (2, "", "L010")
+    assert "a rank is predicted to hold " in message and " GiB (" in message and "--anyway" in err
+    short = ["plan.toml", "--data", "sample", "--steps", "1"]
+    monkeypatch.setattr("meshwright.run.room.host_bytes", lambda: 2)
+    code, _, err = said(capfd, *short)
+    assert code == 2 and errors(err)[0][0] == "L010" and "with 2 ranks, is 0.0 GiB" in err
+    assert said(capfd, *short, "--anyway")[0] == 0
+    monkeypatch.setattr("meshwright.run.room.host_bytes", lambda: None)  # a system that does not say
+    assert said(capfd, *short)[0] == 0

@@ -245,10 +245,13 @@ def test_adapters_go_on_from_a_checkpoint_under_the_plan_that_saved_it_or_anothe
         assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_merged_weights_are_those_that_peft_merges(base, start):
+def test_merged_weights_are_those_that_peft_merges(base, start, capfd):
     words = ["--adapter", str(start), "--out", "merged"]
     assert run(base, *words, "--export", "merged", plan="dp1 mb4", on="1xh100") == 0
     assert main(["weights", "merged", "--to", "adapters"]) == 0  # the same checkpoint as adapters
+    capfd.readouterr()
+    assert main(["weights", "merged", "--format", "dcp", "--to", "for-torch"]) == 0
+    assert "adapters alone, without the frozen base that they are for" in capfd.readouterr().err
     tuned = PeftModel.from_pretrained(untouched(base), "./adapters", autocast_adapter_dtype=False).double()
     ours = AutoModelForCausalLM.from_pretrained("merged/merged", dtype=torch.float64)
     # published weights are in 32 bits, as those they were added to

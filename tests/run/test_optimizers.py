@@ -7,7 +7,10 @@ import torch
 
 from meshwright.answer.predict import simulate
 from meshwright.cost import standard
+from meshwright.layers.kind import Params
+from meshwright.lower.state import static_bytes
 from meshwright.plan import parse
+from meshwright.run.mesh import alone as alone_here
 from meshwright.run.mesh import build
 from meshwright.run.record import Off, Recorder, install
 from meshwright.run.settings import Settings
@@ -164,3 +167,27 @@ def test_a_learning_rate_follows_the_batch_after_a_warm_up_from_that_of_the_smal
     assert rates == pytest.approx([0.72, 1.34, 1.96, 2.58, 3.2, 3.2, 3.2])
     assert Settings(lr=0.1).scaled("sqrt", 1024, 256).lr_at(0) == pytest.approx(0.2)
     assert Settings(lr=0.1, warmup=4).scaled("linear", 64, 256).lr_at(0) == pytest.approx(0.025)
+
+
+@pytest.mark.parametrize("words", ["tp1 mb8", "tp1 mb8 master=none", "tp1 mb8 master=none moments=bf16"])
+def test_moments_and_masters_are_held_in_the_bytes_that_are_predicted(words):
+    model, plan = small.llama(layers=1), parse(words).on(1)
+    one = Train(global_batch=8, seq_len=16, dtype="bf16")
+    trainer = Trainer(model, plan, one, alone_here(), settings=Settings(lr=1e-2, clip=0.0))
+    before = {h.parameter.name: h.master.clone() for h in trainer.optimizer.held}
+    gradients: dict[str, torch.Tensor] = {}
+    trainer.before_update.append(
+        lambda: gradients.update((h.parameter.name, h.gradient.clone()) for h in trainer.optimizer.held)
+    )
+    trainer.step(small.batch(one, model.vocab, 0))
+    trainer.settle()
+    apart = sum(p.values.nbytes for p in trainer.pieces() if p.key != "param" or plan.precision.master == "fp32")
+    params = Params(dense=model.num_params, expert=0.0, trained_dense=model.num_params)
+    assert apart == static_bytes(plan, one, params)["optimizer"]
+    if words.endswith("none"):  # the first update of AdamW in fp32, rounded to 16 bits
+        for held in trainer.optimizer.held:
+            wide = torch.nn.Parameter(before[held.parameter.name].float())
+            wide.grad = gradients[held.parameter.name].float()
+            decay = 0.1 if held.decays else 0.0
+            torch.optim.AdamW([wide], lr=1e-2, betas=(0.9, 0.95), eps=1e-8, weight_decay=decay).step()
+            assert torch.equal(held.master, wide.detach().bfloat16())

@@ -29,6 +29,7 @@ from meshwright.cli.run_options import (
     RunOptions,
 )
 from meshwright.cli.run_rates import by_policy
+from meshwright.cli.run_room import without_room
 from meshwright.cli.run_worlds import bad, elastic, measured, recovered, unelastic, unknown, wrong_world
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.run.environment import is_first, launched, num_cores
@@ -212,6 +213,9 @@ def _job(given: RunOptions, numbers: dict[str, Any], precision: str, predicted: 
     from meshwright.run.settings import Settings
 
     prediction = useful = predicted(None)
+    wrong = [] if given.anyway else without_room(prediction, "cpu" if given.link else given.device)
+    if wrong:
+        raise MeshwrightError(wrong)
     model, plan, train = prediction.model, prediction.plan, prediction.train
     words, corpus = given.tokenizer or "bytes", ""
     if not given.tokenizer and given.weights and (Path(given.weights) / "tokenizer.json").is_file():

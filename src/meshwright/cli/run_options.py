@@ -91,6 +91,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     wandb: options.text("PROJECT", "Log every step's numbers to a project of Weights & Biases (WANDB_MODE).") = ""
     callback: options.text("MODULE:FUNCTION", "Call a function of yours after every step; True ends the run.") = ""
     device: options.text("KIND", "cpu or cuda; GPUs where there are some if left out.") = ""
+    anyway: options.switch("Begin even where the prediction says that this machine's memory does not suffice.") = False
     link: options.text("RATE[,delay=TIME]", "A host for every rank, with such a link: 100mbit,delay=20ms.") = ""
     world: options.text(
         "FILE.csv", "Kill processes at the times of a trace, and recover: failures.csv,spares=1,repair=10s."

@@ -22,7 +22,8 @@ CHECKPOINT may be a folder that torch.distributed.checkpoint wrote, too: of its 
 weights, or, with --format checkpoint and AdamW's moments in it, a checkpoint that meshwright run --resume goes on from
 under any plan. Nothing that is pickled in it is run.
 
-Of a run of adapters (phase=lora) the checkpoint has these alone: they become a folder that PEFT loads.
+Of a run of adapters (phase=lora) the checkpoint has these alone: they become a folder that PEFT loads, or with --format
+dcp tensors of their own, without the base. Weights with adapters added are written by the run itself: --export merged.
 
 One process does it, a tensor at a time; the plan and the number of processes that trained do not matter.
 
@@ -75,7 +76,7 @@ def run(argv: list[str]) -> int:
     files = {str(file.relative_to(made)): file.stat().st_size for file in sorted(made.rglob("*")) if file.is_file()}
     if given.json:
         said = {"format_version": FORMAT_VERSION, "checkpoint": str(source), "folder": str(made), "files": files}
-        print_json(said)
+        print_json(said | ({"note": apart.lstrip(":, ")} if apart else {}))
         return 0
     note(f"read {source}{apart}")
     print(f"wrote {made}: {', '.join(f'{name} ({size / 1e6:,.1f} MB)' for name, size in files.items())}")
@@ -134,8 +135,11 @@ def _own(given: WeightsOptions, config: Mapping[str, Any] | None) -> tuple[Path,
         made = export_adapter(source, given.to)
     else:
         made = export_weights(source, given.to, dtype=dtype, config=config)
-    joined = read_index(source).meta.extra.get("joined", True)
-    return made, source, "" if joined else ", within a round of local steps: the first replica's own weights"
+    extra = read_index(source).meta.extra
+    apart = "" if extra.get("joined", True) else ", within a round of local steps: the first replica's own weights"
+    if "adapter" in extra and given.format == "dcp":
+        apart += ": adapters alone, without the frozen base that they are for"
+    return made, source, apart
 
 
 def _foreign(given: WeightsOptions, config: Mapping[str, Any]) -> tuple[Path, Path, str]:

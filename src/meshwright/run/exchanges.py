@@ -49,11 +49,13 @@ Parts = dict[tuple[tuple[int, int], str], list[torch.nn.Parameter]]
 
 
 class Types(NamedTuple):
-    """The types of a run: that it computes in, and those of the updated copy of parameters and of gradients."""
+    """The types of a run: that it computes in, and those of the updated copy of parameters, of gradients and of the
+    optimizer's moments."""
 
     compute: torch.dtype
     masters: torch.dtype
     grads: torch.dtype
+    moments: torch.dtype
 
     @classmethod
     def of(cls, plan: Plan, train: Train, override: str) -> Types:
@@ -61,7 +63,8 @@ class Types(NamedTuple):
         compute = DTYPES[override or plan.precision.compute or train.dtype]
         half = compute in (torch.bfloat16, torch.float16)
         masters = torch.float32 if half and plan.precision.master == "fp32" else compute
-        return cls(compute, masters, torch.float32 if half and plan.precision.grads == "fp32" else compute)
+        grads = torch.float32 if half and plan.precision.grads == "fp32" else compute
+        return cls(compute, masters, grads, torch.float32 if half and plan.precision.moments == "fp32" else masters)
 
     def held(self, plan: Plan) -> torch.dtype:
         """Return the type of the copy of trained parameters that a rank holds between steps."""
@@ -120,8 +123,8 @@ def fragments_of(
     for (units, kind), parameters in parts.items():
         count = sum(p.numel() for p in parameters)
         sizes.setdefault(units, {})[kind] = count, count
-    weights, masters, grads = (t.itemsize for t in types)
-    of = stored(plan, train)._replace(grads=grads, weights=weights, masters=masters, moments=masters)
+    weights, masters, grads, moments = (t.itemsize for t in types)
+    of = stored(plan, train)._replace(grads=grads, weights=weights, masters=masters, moments=moments)
     policy = read(plan.sync.policy)
     by_tensors, fused = codec(policy.codec).factors is not None, policy.rule.vectors_apart
     shapes = {}

@@ -37,6 +37,8 @@ MOMENTS = {
 }
 #: Those whose moments are corrected by the number of steps.
 COUNTED = ("adamw", "adam", "lamb")
+#: Elements that are widened for their update at once.
+AT_ONCE = 2**24
 
 
 class Optimizer:
@@ -54,18 +56,25 @@ class Optimizer:
         clusters: int = 0,
         moved: Callable[[tuple[str, ...]], Moments | None] | None = None,
         scaled: tuple[int, SharedScales] | None = None,
+        moments: torch.dtype | None = None,
     ):
         """`parts`: the part of the model that each held piece is of, where those have learning rates of their own,
         which ``rates`` multiply. `clusters`: parts of the data that have a momentum each. `moved` makes those moments
         that lie on drives, of their names. `scaled`: the steps of a round, in which steps of kind "scaled" keep their
-        scales."""
+        scales. `moments` is their type, that of the masters if left out; where it is another, an update is computed in
+        it and rounded to the masters'."""
         self.names = tuple(map(moment, range(clusters))) if clusters else MOMENTS[kind]
         self.rates = [1.0] * (1 + max(parts, default=0))
         self.held, self.kind, self.settings, self.world, self.device = held, kind, settings, world, device
         self.copies = torch.tensor([h.copies for h in held], dtype=torch.float64, device=device)
         double = any(h.gradient.dtype == torch.float64 for h in held)
         self.wide = torch.float64 if double else torch.float32
-        self.masters = [nn.Parameter(h.master, requires_grad=True) for h in held]
+        #: Held pieces whose masters have fewer bits than their moments: theirs are here for their update alone.
+        self.narrow = frozenset(i for i, h in enumerate(held) if moments not in (None, h.master.dtype))
+        self.masters = [
+            nn.Parameter(h.master.new_empty(0, dtype=moments) if i in self.narrow else h.master)
+            for i, h in enumerate(held)
+        ]
         among = parts.__getitem__ if parts else lambda i: 0
         groups = [
             {
@@ -94,7 +103,7 @@ class Optimizer:
         for number, master in enumerate(self.masters):
             state = self.torch.state[master]
             for name in self.names if number not in away else ():
-                state[name] = torch.zeros_like(master)
+                state[name] = torch.zeros_like(held[number].master, dtype=master.dtype)
             if kind in COUNTED:
                 state["step"] = torch.zeros((), dtype=torch.float32, device=device)
 
@@ -141,7 +150,26 @@ class Optimizer:
         away.each(partial(self._apply_moved, scale))
 
     def _apply(self, chosen: Sequence[int], scale: float) -> None:
-        """Update these held pieces, with their gradients scaled."""
+        """Update these held pieces, with their gradients scaled; narrow ones some at a time, unless they are looked
+        at together."""
+        if not self.narrow or self.kind in (*LAYERWISE, "scaled"):
+            self._step(chosen, scale)
+            return
+        some: list[int] = []
+        for number in chosen:
+            some.append(number)
+            if sum(self.held[i].master.numel() for i in some) >= AT_ONCE:
+                self._step(some, scale)
+                some = []
+        if some:
+            self._step(some, scale)
+
+    def _step(self, chosen: Sequence[int], scale: float) -> None:
+        """Update these held pieces together."""
+        narrow = [i for i in chosen if i in self.narrow]
+        for number in narrow:
+            master = self.masters[number]
+            master.data = self.held[number].master.to(master.dtype)
         masters = [self.masters[i] for i in chosen]
         with torch.no_grad():
             gradients = [self.held[i].gradient.to(master.dtype) for master, i in zip(masters, chosen)]
@@ -152,6 +180,10 @@ class Optimizer:
         self.torch.step()
         for master in masters:
             master.grad = None
+        for number in narrow:
+            master = self.masters[number]
+            self.held[number].master.copy_(master.data)
+            master.data = master.data.new_empty(0)
 
     def _apply_moved(self, scale: float, moments: dict[int, dict[str, torch.Tensor]]) -> None:
         """Update held pieces whose moments are here for it."""
@@ -181,7 +213,7 @@ class Optimizer:
         out, taken = [], {} if self.moments_away is None else self.moments_away.taken()
         for number, (master, h) in enumerate(zip(self.masters, self.held)):
             where = (h.parameter, h.start, h.stop)
-            out.append(TensorPiece("param", *where, master.detach(), h.owner))
+            out.append(TensorPiece("param", *where, h.master.detach(), h.owner))
             state = taken.get(number) or self.torch.state[master]
             out += [TensorPiece(name, *where, state[name], h.owner) for name in self.names]
         return out

@@ -143,7 +143,7 @@ class Trainer:
         self.drives = on_cores(mesh.device, settings.drives) if plan.offload.any and held else None
         moved = partial(moments_on, self.drives, held, parts, plan.offload) if plan.offload.optimizer else None
         among = mesh["worker"], mesh.device, of
-        self.optimizer = Optimizer(held, kind, applied, *among, train.clusters, moved, scaled)
+        self.optimizer = Optimizer(held, kind, applied, *among, train.clusters, moved, scaled, types.moments)
         if self.drives is not None and plan.offload.activations:
             SavedOnDrives(self.drives, plan.offload.prefetch + 1).over_stages(
                 self.stages, plan.offload, actions, mesh["pp"].index

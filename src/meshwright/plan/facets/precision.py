@@ -110,7 +110,8 @@ def _unexecutable(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic
         "params": ("bf16", *frozen),
         "grads": ("fp32", "bf16"),
         "master": ("fp32", "none"),
-        "moments": ("fp32",),
+        # parameters that are updated in place may have moments of their own type
+        "moments": ("fp32", "bf16") if precision.master == "none" and compute == "bf16" else ("fp32",),
     }
     for name, known in executed.items():
         value = getattr(precision, name)

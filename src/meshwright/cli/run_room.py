@@ -1,0 +1,50 @@
+"""Memory of ``meshwright run``: what a plan is predicted to hold, beside what this machine has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from meshwright.errors import Diagnostic
+from meshwright.quantity import gibibytes, lacking
+
+if TYPE_CHECKING:
+    from meshwright.answer.prediction import Prediction, RankMemory
+
+
+def without_room(prediction: Prediction, device: str) -> list[Diagnostic]:
+    """L010 where the tensors of a rank are predicted to need more memory than it has on this machine: on a GPU all of
+    it, on a processor a rank's share of what is free. What frameworks and communication hold besides is of the cluster
+    that the plan is for, and not counted."""
+    from meshwright.run.room import device_bytes, local_ranks, on_gpus
+
+    ranks = sum(one.multiplicity for one in prediction.memory)
+    there = device_bytes(device, local_ranks(ranks))
+    if there is None:
+        return []
+    fullest = max(prediction.memory, key=_tensors)
+    # ranks on a processor fill one memory together: there their mean counts
+    gpus = on_gpus(device)
+    mean = sum(one.multiplicity * _tensors(one) for one in prediction.memory) / ranks
+    needed = _tensors(fullest) if gpus else mean
+    if needed <= there:
+        return []
+    held = sorted(((size, name) for name, size in _kinds(fullest).items()), reverse=True)[:3]
+    what = ", ".join(f"{name} {gibibytes(size)}" for size, name in held)
+    where = "its GPU has" if gpus else f"its share of this machine's free memory, with {ranks} ranks, is"
+    message = f"a rank is predicted to hold {gibibytes(needed)} ({what}), and {where} {gibibytes(there)}"
+    help = (
+        f"{lacking(needed - there)} less each: meshwright predict says what to shard or recompute (zero1, fsdp, full, "
+        "a smaller mb or seq, a lower rank of adapters); --anyway begins all the same"
+    )
+    return [Diagnostic(code="L010", message=message, place=f"--plan {prediction.plan.text()}", help=help)]
+
+
+def _kinds(memory: RankMemory) -> dict[str, float]:
+    """Bytes of a rank's tensors at its peak by category."""
+    from meshwright.answer.rank_memory import OVERHEAD
+
+    return {name: size for name, size in memory.alive.items() if name not in OVERHEAD}
+
+
+def _tensors(memory: RankMemory) -> float:
+    return sum(_kinds(memory).values())
