@@ -52,6 +52,7 @@ def far_from_one_process(plan, train=TRAIN, alone="tp1 mb8", model=MODEL):
         "dp2 ep2 placement=moetuner hot=3 mb2",
         "dp4 ep2 placement=exflow hot=2 portions=2 full",
         "dp4 ep2 etp2 portions=3",
+        "dp4 ep4 ep_inner=2 full placement=balanced hot=1 mb2",
         "tp2 dp2 ep4 etp1 nosp mb2",
         "tp2 dp2 ep2 nosp duplicates=sent mb2",
         "pp2 dp2 ep2 hot=1 zero1",

@@ -41,7 +41,7 @@ def _steps(run: Simulated, under: list[tuple[Pricer, Costs]]) -> list[float]:
 def used_levels(run: Simulated) -> dict[str, None]:
     """Names of the levels that some collective or message of the step crosses, from the inside out."""
     contexts = [part.stages.context() for part in run.lowered.parts]
-    groups = [group for c in contexts for group in (c.tp_group, c.cp_inner, c.cp_outer, c.ep_group, c.etp_group)]
+    groups = [group for c in contexts for group in c.groups]
     for program in run.lowered.programs:
         groups += [move.group for move in (program.moves[:1] if program.kind == "send" else program.moves)]
     return {hop.name: None for group in dict.fromkeys(groups) for hop in group.hops}

@@ -139,7 +139,9 @@ def _dispatch(c: Context, spec: Moe, name: str, routed: float, split: str) -> li
         return Collective(op="all_to_all", num_bytes=routed, group=c.load(spec).carried(c.ep_group), routed=tokens)
 
     pieces = []
-    if c.plan.experts.ep > 1:
+    if c.plan.experts.ep_inner > 1:
+        pieces += _in_two_levels(c, spec, name, routed)
+    elif c.plan.experts.ep > 1:
         # gradients go the other way
         there, returned = swap(name), swap("combine" if name == "dispatch" else "dispatch")
         pieces.append(Piece(name=f"{name} all-to-all", forward=there, backward=returned, queue="ep"))
@@ -159,6 +161,22 @@ def _dispatch(c: Context, spec: Moe, name: str, routed: float, split: str) -> li
         )
         pieces.insert(len(pieces) if name == "dispatch" else 0, over)
     return pieces
+
+
+def _in_two_levels(c: Context, spec: Moe, name: str, routed: float) -> list[Piece]:
+    """All-to-alls inside runs of ranks and between ranks at one place of all runs, and between them a pass over what
+    arrived, to sort it by where it goes."""
+    load = c.load(spec)
+    groups = load.carried_in_two(c.ep_inner, c.ep_outer)
+    inside, across = (Collective(op="all_to_all", num_bytes=routed, group=group) for group in groups)
+    sort = Elementwise(num_bytes=2 * routed, kernels=1)
+    steps = [
+        Piece(name=f"{name} inside", forward=inside, backward=inside, queue="ep"),
+        Piece(name=f"{name} sort", forward=sort, backward=sort),
+        Piece(name=f"{name} across", forward=across, backward=across, queue="ep"),
+    ]
+    first = Piece(name=f"{name} order", forward=sort, backward=sort)
+    return [first, *steps] if name == "dispatch" else [*steps[::-1], first]
 
 
 def _grouped(c: Context, name: str, spec: Moe, rows: int, n: int, k: int, saved: float) -> list[Piece]:

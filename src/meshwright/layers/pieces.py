@@ -111,7 +111,8 @@ def keeping(pieces: list[Piece]) -> list[Piece]:
 
 class Context(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The sizes per rank and the groups from which a layer's pieces are built; of the context-parallel ranks,
-    ``cp_inner`` swap heads and ``cp_outer`` exchange keys and values.
+    ``cp_inner`` swap heads and ``cp_outer`` exchange keys and values. Where experts' tokens are exchanged in two steps,
+    ``ep_inner`` do so first and then ``ep_outer``.
 
     ``batch``: the items of one microbatch over all context-parallel ranks; nothing else says how long sequences are.
     ``hidden`` is the width of the hidden states and ``causal`` whether a token sees no later one; all three are of the
@@ -131,6 +132,8 @@ class Context(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     cp_outer: Group
     ep_group: Group
     etp_group: Group
+    ep_inner: Group
+    ep_outer: Group
     hidden: int
     causal: bool
     workload: Batch = ()
@@ -161,7 +164,15 @@ class Context(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        return self.tp_group, self.cp_inner, self.cp_outer, self.ep_group, self.etp_group
+        return (
+            self.tp_group,
+            self.cp_inner,
+            self.cp_outer,
+            self.ep_group,
+            self.etp_group,
+            self.ep_inner,
+            self.ep_outer,
+        )
 
     @cached_property
     def seq_len(self) -> int:
@@ -192,7 +203,8 @@ class Context(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Return how the tokens of these ranks load the experts of a mixture."""
         from meshwright.layers.routed import load_of  # needs numpy, which no --help does
 
-        return load_of(self.model, self.plan, self.train, spec, self.routed_tokens, self.ep_group)
+        steps = (self.ep_inner, self.ep_outer) if self.plan.experts.ep_inner > 1 else ()
+        return load_of(self.model, self.plan, self.train, spec, self.routed_tokens, self.ep_group, steps)
 
     @property
     def tp(self) -> int:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from meshwright.assign.placing import ExpertPlacement, placed
 from meshwright.spec.routing import Routing, shares
-from meshwright.work import Group
+from meshwright.work import Group, Hop
 
 if TYPE_CHECKING:
     from meshwright.plan import Plan
@@ -31,19 +31,30 @@ if TYPE_CHECKING:
 class ExpertLoad(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """``busiest``: copies that the busiest rank computes over the mean of all where nothing is dropped; ``kept``: the
     share that is not dropped, ``hot`` the share of experts that are everywhere. ``ports``: for every level of the
-    expert-parallel group, innermost first, what the busiest port carries over what it would of an even exchange."""
+    expert-parallel group, innermost first, what the busiest port carries over what it would of an even exchange;
+    ``inside`` and ``across``: the same of the two steps of an exchange in two levels."""
 
     busiest: float = 1.0
     kept: float = 1.0
     hot: float = 0.0
     ports: tuple[float, ...] = ()
+    inside: tuple[float, ...] = ()
+    across: tuple[float, ...] = ()
 
     def carried(self, group: Group) -> Group:
         """Return the group as an exchange of these tokens loads its ports."""
-        if not self.ports:
-            return group
-        hops = tuple(msgspec.structs.replace(hop, carried=c) for hop, c in zip(group.hops, self.ports))
-        return msgspec.structs.replace(group, hops=hops)
+        return _loaded(group, self.ports)
+
+    def carried_in_two(self, inner: Group, outer: Group) -> tuple[Group, Group]:
+        """Return the groups of an exchange in two levels as these tokens load their ports."""
+        return _loaded(inner, self.inside), _loaded(outer, self.across)
+
+
+def _loaded(group: Group, ports: tuple[float, ...]) -> Group:
+    if not ports:
+        return group
+    hops = tuple(msgspec.structs.replace(hop, carried=c) for hop, c in zip(group.hops, ports))
+    return msgspec.structs.replace(group, hops=hops)
 
 
 def node_of(group: Group) -> int:
@@ -54,21 +65,18 @@ def node_of(group: Group) -> int:
     return inside
 
 
-def load_of(model: Model, plan: Plan, train: Train, spec: Moe, tokens: int, group: Group) -> ExpertLoad:
+def load_of(
+    model: Model, plan: Plan, train: Train, spec: Moe, tokens: int, group: Group, steps: tuple[Group, ...] = ()
+) -> ExpertLoad:
     """Return the load of a mixture's ranks: `tokens` of a microbatch are routed by each rank of the expert-parallel
-    `group`."""
+    `group`, whose exchange may be in two `steps`, inside runs of its ranks and across these."""
     experts = plan.experts
     if train.routing is None and not experts.capacity:
         return ExpertLoad(busiest=experts.imbalance)
     layers = len(model.routed_layers)
     routing = train.routing or Routing(said="even", skew=0.0)
-    return (
-        _load(
-            routing, layers, spec.experts, spec.top_k, tokens, experts.capacity, experts.hot, experts.placement, group
-        )
-        if group.size > 1
-        else _alone(routing, layers, spec.experts, spec.top_k, tokens, experts.capacity)
-    )
+    said = routing, layers, spec.experts, spec.top_k, tokens, experts.capacity
+    return _load(*said, experts.hot, experts.placement, group, steps) if group.size > 1 else _alone(*said)
 
 
 def served_load(routing: Routing | None, layers: int, experts: int, method: str, group: Group) -> ExpertLoad:
@@ -146,6 +154,7 @@ def _load(
     hot: int,
     method: str,
     group: Group,
+    steps: tuple[Group, ...] = (),
 ) -> ExpertLoad:
     got = taken(shares(routing, layers, experts), top_k, tokens, capacity)
     ranks, node = group.size, node_of(group)
@@ -158,16 +167,24 @@ def _load(
         np.put_along_axis(got, everywhere, 0.0, axis=1)
     of_rank = np.zeros((layers, ranks))
     np.add.at(of_rank, (np.arange(layers)[:, None], rank_of), got)
-    ports = []
-    for hop in group.hops:
-        ports.append(_port(of_rank, hop.below))
-        if hop.scale_out and routing.near:  # so much stays on its node, wherever chance would send it
-            ports[-1] *= (1.0 - routing.near) / (1.0 - node / ranks)
+    # so much stays on its node, wherever chance would send it
+    stays = (1.0 - routing.near) / (1.0 - node / ranks) if routing.near and node < ranks else 1.0
+
+    def ports(hops: tuple[Hop, ...], loads: NDArray[np.float64], under: int = 1) -> tuple[float, ...]:
+        return tuple(_port(loads, hop.below * under) * (stays if hop.scale_out else 1.0) for hop in hops)
+
+    inside, across = (), ()
+    if steps:  # a rank passes on what is for those at its own place of every run
+        inner = steps[0].size
+        inside = ports(steps[0].hops, of_rank.reshape(layers, -1, inner).sum(axis=1))
+        across = ports(steps[1].hops, of_rank, inner)
     return ExpertLoad(
         busiest=float((ranks * of_rank.max(axis=1) + here).mean()),
         kept=float(kept.mean()),
         hot=hot / experts,
-        ports=tuple(ports),
+        ports=ports(group.hops, of_rank),
+        inside=inside,
+        across=across,
     )
 
 

@@ -84,6 +84,8 @@ class Forward:
             cp_inner=none,
             cp_outer=self.mesh.group("cp") if cp > 1 else none,
             ep_group=none,
+            ep_inner=none,
+            ep_outer=none,
             etp_group=none,
         )
 

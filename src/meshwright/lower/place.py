@@ -135,6 +135,8 @@ class Mesh:
         sizes = {
             "etp": (1, plan.etp),
             "ep": (plan.etp, plan.experts.ep),
+            "ep_inner": (plan.etp, plan.experts.ep_inner),
+            "ep_outer": (plan.etp * plan.experts.ep_inner, plan.experts.ep // plan.experts.ep_inner),
             "edp": (expert, plan.edp),
             "expert_shard": (expert, scope),
             "expert_replica": (expert * scope, plan.edp // scope),

@@ -135,6 +135,8 @@ class Stages:
             cp_outer=outer,
             ep_group=mesh.expert_group("ep", start=start),
             etp_group=mesh.expert_group("etp", start=start),
+            ep_inner=mesh.expert_group("ep_inner", start=start),
+            ep_outer=mesh.expert_group("ep_outer", start=start),
             ends_meet=self.ends_meet,
         )
 

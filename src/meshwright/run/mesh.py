@@ -23,7 +23,7 @@ LINKS = ("link_forward:", "link_backward:")
 GROUPED = "groups"
 #: Groups with communicators of their own, as those of links have, though others may have the same ranks: a layer waits
 #: for what flows there, and must not wait for the gradients of the layers behind it, which replicas exchange meanwhile.
-APART = (*CHANNELS, "cp_inner", "cp_outer", "ep")
+APART = (*CHANNELS, "cp_inner", "cp_outer", "ep", "ep_inner", "ep_outer")
 
 
 class AxisGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,13 +47,15 @@ class AxisGroup(msgspec.Struct, frozen=True, kw_only=True):
 class ProcessMesh(msgspec.Struct, frozen=True, kw_only=True):
     """The position of this process on every axis of the mesh, and its groups.
 
-    ``groups`` holds tp, cp, dp, pp; ``cp_inner``, neighbours on cp that swap heads, and ``cp_outer``, the ranks at one
-    place of each such set, that do the other exchange; ``data`` (dp and cp together: replicas of a dense parameter);
-    ``shard`` and ``replica``, the hybrid-sharding split of ``data``; etp, ep, edp of the expert mesh;
-    ``expert_shard`` and ``expert_replica``, the same split of edp; :data:`CHANNELS`, the pp ranks again with handles
-    of their own, so that what flows in different directions never queues behind each other; ``ends``, the first and
-    last rank of each pipeline, and ``mirror``, a rank and its opposite in a pipeline; ``worker``, all ranks that take
-    the same optimizer step; ``self``; ``world``; and, where groups are formed for every batch, those of every size.
+    ``groups`` holds tp, cp, dp, pp; ``cp_inner``, neighbours on cp that swap heads, and ``cp_outer``, the ranks at
+    one place of each such set, that do the other exchange; ``data`` (dp and cp together: replicas of a dense
+    parameter); ``shard`` and ``replica``, the hybrid-sharding split of ``data``; etp, ep, edp of the expert mesh;
+    ``ep_inner`` and ``ep_outer``, runs of neighbours on ep and the ranks at one place of each, where tokens are
+    exchanged in two steps; ``expert_shard`` and ``expert_replica``, the same split of edp; :data:`CHANNELS`, the pp
+    ranks again with handles of their own, so that what flows in different directions never queues behind each other;
+    ``ends``, the first and last rank of each pipeline, and ``mirror``, a rank and its opposite in a pipeline;
+    ``worker``, all ranks that take the same optimizer step; ``self``; ``world``; and, where groups are formed for
+    every batch, those of every size.
     """
 
     plan: Plan
@@ -101,6 +103,8 @@ def members(plan: Plan) -> dict[str, list[tuple[int, ...]]]:
     data = ("dp", "cp")
     out = {axis: _together(places, (axis,)) for axis in AXES}
     out["cp_inner"], out["cp_outer"] = _split(out["cp"], plan.sequence.ulysses)
+    if plan.experts.ep_inner > 1:
+        out["ep_inner"], out["ep_outer"] = _split(_together(experts, ("ep",)), plan.experts.ep_inner)
     out["data"] = _together(places, data)
     out |= {axis: _together(experts, (axis,)) for axis in EXPERT_AXES}
     scope = plan.layout.shard_group

@@ -16,14 +16,12 @@ from typing import NamedTuple
 
 import msgspec
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from meshwright.layers.routed import hottest, most_rows, placement
 from meshwright.run.activation import activate
 from meshwright.run.choice import Sorted, route, within
-from meshwright.run.collect import all_gather, copy_to, gather_dim, part_of, scatter_dim, sum_over, whole_of
-from meshwright.run.exchange import swap
+from meshwright.run.collect import copy_to, part_of, sum_over, whole_of
 from meshwright.run.flights import Flight, begin, end
 from meshwright.run.linear import grouped_matmul, matmul
 from meshwright.run.materialise import HotExperts, once
@@ -31,8 +29,8 @@ from meshwright.run.mesh import AxisGroup
 from meshwright.run.parameters import INIT_STD
 from meshwright.run.parts import Mlp, Pass, Shared
 from meshwright.run.pieces import Part
-from meshwright.run.record import recorder
 from meshwright.run.routing import RouterStatistics, balance, far, frequency, join
+from meshwright.run.sent_rows import SentRows, arranged, combine, dispatch, unarranged
 from meshwright.spec import naming
 from meshwright.spec.layers import Dense, Moe
 from meshwright.spec.workload import Train
@@ -70,6 +68,10 @@ class Mixture(nn.Module):
         self.before: Mixture | None = None
         self.chosen: dict[int, torch.Tensor] = {}
         self._again: set[int] = set()
+        #: Runs of ranks that exchange tokens among themselves first, and the ranks at one place of all of them.
+        self.steps = None
+        if self.plan.ep_inner > 1:
+            self.steps = shared.mesh["ep_inner"], shared.mesh["ep_outer"]
         model, n = shared.model, shared.names
         at = f"{prefix}{n.mlp}"
         #: Tokens that tensor-parallel ranks hold alike: each routes its part of them, or all of them.
@@ -214,7 +216,7 @@ class Mixture(nn.Module):
         edges = [len(tokens) * i // count for i in range(count + 1)]
         some = [slice(a, b) for a, b in pairwise(edges)]
         parts = [Sorted.of(slots[one], None if keep is None else keep[one], total) for one in some]
-        sent = SentRows.agree(torch.stack([one.counts[:experts] for one in parts]), self.ep, self.split)
+        sent = SentRows.agree(torch.stack([one.counts[:experts] for one in parts]), self.ep, self.split, self.steps)
         up, down = self.up, self.down
         if self.hot is not None:
             up, down = self._weights
@@ -325,77 +327,3 @@ class Trip(NamedTuple):
     under_way: torch.Tensor | None = None
     flights: tuple[Flight, ...] = ()
     shape: torch.Size = torch.Size()
-
-
-class SentRows(NamedTuple):
-    """Where rows go: ``to`` and ``back`` of them to and from each expert-parallel rank, ``totals`` on each rank of an
-    expert's split, ``groups`` for each local expert, and ``order``: which of the rows that arrive, each rank's padded
-    to the longest, makes each row of the experts' input."""
-
-    to: list[int]
-    back: list[int]
-    totals: list[int]
-    groups: list[int]
-    order: torch.Tensor
-
-    @staticmethod
-    def agree(counts: torch.Tensor, ep: AxisGroup, etp: AxisGroup) -> list[SentRows]:
-        """Return the rows to send and receive of every portion, from this rank's rows for each expert, int64 [portions,
-        experts]. The one place that waits for the device."""
-        portions, local = len(counts), counts.shape[1] // ep.size
-        mine = counts.view(portions, ep.size, local).transpose(0, 1).contiguous()  # [ep, portions, local]
-        arriving = mine
-        if not ep.alone:
-            arriving = torch.empty_like(mine)
-            with recorder().span("all_to_all", "ep"):
-                dist.all_to_all_single(arriving, mine, group=ep.handle)
-        table = all_gather(arriving.unsqueeze(0), etp)  # [etp, ep, portions, local]
-        host = torch.cat([mine.sum(2).flatten(), table.flatten()]).tolist()
-        cut = ep.size * portions
-        to = torch.tensor(host[:cut]).view(ep.size, portions)
-        cells = torch.tensor(host[cut:]).view(etp.size, ep.size, portions, local)
-        return [SentRows._of(to[:, i].tolist(), cells[:, :, i], etp.index, counts.device) for i in range(portions)]
-
-    @staticmethod
-    def _of(to: list[int], lengths: torch.Tensor, index: int, device: torch.device) -> SentRows:
-        """Build the rows of one portion from their `lengths` [etp, ep, local experts] on the host."""
-        local = lengths.shape[2]
-        totals = lengths.sum((1, 2)).tolist()
-        experts = torch.arange(local).expand(lengths.shape).reshape(-1).repeat_interleave(lengths.flatten())
-        longest = max(totals)
-        places = torch.cat([torch.arange(n) + i * longest for i, n in enumerate(totals)])
-        return SentRows(
-            to=to,
-            back=lengths[index].sum(1).tolist(),
-            totals=totals,
-            groups=lengths.sum((0, 1)).tolist(),
-            order=places[experts.sort(stable=True).indices].to(device),
-        )
-
-
-def dispatch(rows: torch.Tensor, sent: SentRows, ep: AxisGroup, etp: AxisGroup) -> torch.Tensor:
-    """Rows [t, h] in the order of their experts, to the ranks of those; what arrives, in the order of this rank's."""
-    return arranged(swap(rows, ep, sent.to, sent.back, queue="ep"), sent, etp)
-
-
-def arranged(rows: torch.Tensor, sent: SentRows, etp: AxisGroup) -> torch.Tensor:
-    """Rows that arrived, with those of the ranks that split the experts, in the order of this rank's experts."""
-    if not etp.alone:
-        rows = gather_dim(_padded(rows, max(sent.totals)), etp, 0)
-    return rows[sent.order]
-
-
-def combine(rows: torch.Tensor, sent: SentRows, ep: AxisGroup, etp: AxisGroup) -> torch.Tensor:
-    """The way back of :func:`dispatch`; what the ranks of an expert's split have, each a part, is added."""
-    return swap(unarranged(rows, sent, etp), ep, sent.back, sent.to, queue="ep")
-
-
-def unarranged(rows: torch.Tensor, sent: SentRows, etp: AxisGroup) -> torch.Tensor:
-    """The way back of :func:`arranged`."""
-    longest = max(sent.totals)
-    arrived = rows.new_zeros((longest * etp.size, rows.shape[1])).index_copy(0, sent.order, rows)
-    return arrived if etp.alone else scatter_dim(arrived, etp, 0)[: sent.totals[etp.index]]
-
-
-def _padded(rows: torch.Tensor, length: int) -> torch.Tensor:
-    return torch.cat([rows, rows.new_zeros((length - len(rows), rows.shape[1]))])

@@ -51,7 +51,9 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     2502.02581). Tokens go through the experts in so many ``portions``, one on its way while another is multiplied
     (Tutel, 2206.03382). Tensor-parallel ranks that all hold whole sequences (``nosp``) send each its part of the tokens
     and gather what comes back, so that ``duplicates`` are dropped (DeepSpeed-TED, 2303.06318), or they send all of
-    them.
+    them. Runs of ``ep_inner`` neighbouring ranks of ``ep``, such as those of a node, exchange tokens among themselves
+    first, and then each rank with those at its place of the other runs (the hierarchical all-to-all of SE-MoE,
+    2205.10034, and Tutel, 2206.03382): one message to each node and not to each of its ranks (1: all at once).
     """
 
     ep: int = 1
@@ -63,6 +65,7 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     hot: int = 0
     portions: int = 1
     duplicates: str = "dropped"
+    ep_inner: int = 1
 
 
 def _experts(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
@@ -155,6 +158,7 @@ def _routed(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterato
     if experts.portions > 1 and plan.overlap.ep:
         message = f"portions={experts.portions} and overlap=ep both hide the exchange of experts' tokens"
         yield wrong("P073", message, f"experts.portions = {experts.portions}", "drop one of them")
+    yield from _two_levels(plan, model)
     most = min(counts)
     if experts.hot and (experts.hot > most or experts.ep == 1):
         message = f"hot={experts.hot} experts on all of {experts.ep} ranks, of {most} experts"
@@ -170,6 +174,24 @@ def _routed(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterato
                 f"experts.capacity = {experts.capacity:g}",
                 f"at least {spec.experts / (tokens * spec.top_k):.3g}",
             )
+
+
+def _two_levels(plan: Plan, model: Model) -> Iterator[Diagnostic]:
+    """Yield what keeps tokens from being exchanged inside runs of ranks first."""
+    experts = plan.experts
+    if experts.ep_inner == 1:
+        return
+    said = f"experts.ep_inner = {experts.ep_inner}"
+    if experts.ep % experts.ep_inner or experts.ep_inner >= experts.ep:
+        runs = [n for n in divisors(experts.ep) if 1 < n < experts.ep]
+        message = f"ep_inner={experts.ep_inner} does not cut ep={experts.ep} ranks into two equal runs or more"
+        help = f"valid ep_inner: {', '.join(map(str, runs))}" if runs else "drop ep_inner, or say ep4 or more"
+        yield wrong("P017", message, said, help)
+    shortcut = any(spec.shortcut for spec in model.mixtures)
+    others = {f"portions={experts.portions}": experts.portions > 1, "overlap=ep": plan.overlap.ep}
+    for other in [name for name, given in others.items() if given] + ["a shortcut around attention"] * shortcut:
+        message = f"ep_inner={experts.ep_inner} exchanges tokens in two steps, of which {other} would hide one at most"
+        yield wrong("P073", message, said, "drop one of them" if not shortcut else "drop ep_inner")
 
 
 def _spread(model: Model, cluster: Cluster, train: Train) -> tuple[int, ...]:
@@ -269,6 +291,15 @@ FIELDS = (
         place=249,
         decides=(LAYER,),
         useful=lambda plan: plan.experts.ep > 1,
+    ),
+    Field(
+        name="ep_inner",
+        help="neighbouring ranks of ep that exchange tokens first, before those at one place of all such runs do",
+        form=count(),
+        spelled=KEYED,
+        place=243,
+        decides=(LAYER,),
+        useful=lambda plan: plan.experts.ep > plan.experts.ep_inner,
     ),
     Field(
         name="duplicates",
