@@ -110,7 +110,7 @@ def trained(world: World, until: Until) -> tuple[int, float, float, float]:
     for _ in range(3):
         dist.all_reduce(warm, group=mesh["data"].handle)
     losses: list[float] = []
-    every, seconds, sent = trainer.rounds.every, 0.0, 0.0
+    every, seconds, sent = trainer.rounds.policy.when, 0.0, 0.0
     while trainer.step_count < until.steps:
         dist.barrier()
         begun, before = time.monotonic(), sent_bytes() or 0

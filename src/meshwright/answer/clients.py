@@ -48,9 +48,26 @@ def client_rounds(
                 help="say a sync of clients, such as sync=fedavg:h=8; sync=backup:b=0 waits for all in every step",
             )
         return None
+    if said is not None:
+        alike_in_data(policy, said)
     sizes = client_sizes(run, model, cluster, train, plan, costs)
     decider = policy.rule.decider(policy.values, plan.layout.dp)
     return simulate_clients(sizes, decider, said or Crowd(), total_steps(policy, plan, train))
+
+
+def alike_in_data(policy: SyncPolicy, clients: Crowd) -> None:
+    """Hold a crowd to what a policy needs of it.
+
+    Raises:
+        MeshwrightError: O005 where clients that compute the same parts of a batch have other data.
+    """
+    if policy.copies > 1 and clients.skew:
+        raise MeshwrightError.one(
+            "O005",
+            f"the world says skew={clients.skew:g}, and several clients of sync={policy.text} compute each part of a batch",
+            place="--world",
+            help="leave skew= out, or say a sync whose clients have data of their own, such as sync=fedavg:h=8",
+        )
 
 
 def total_steps(policy: SyncPolicy, plan: Plan, train: Train) -> int:
@@ -64,7 +81,8 @@ def client_sizes(run: Simulated, model: Model, cluster: Cluster, train: Train, p
     """Times of every client for a step of its device alone, and for messages to the server, beside the first one."""
     count, lowered = plan.layout.dp, run.lowered
     alone = msgspec.structs.replace(plan, layout=msgspec.structs.replace(plan.layout, dp=1), sync=Sync(policy=USUAL))
-    share = msgspec.structs.replace(train, global_batch=train.global_batch // count)
+    copies = read(plan.sync.policy).copies
+    share = msgspec.structs.replace(train, global_batch=copies * train.global_batch // count)
     islands = [cluster.island_of(rank) for rank in range(count)]
     steps = {}
     for island in islands:

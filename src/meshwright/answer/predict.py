@@ -257,6 +257,11 @@ def _approximate(plan: Plan, train: Train, rounds: RoundTimes | None) -> tuple[s
             f"sync={plan.sync.policy} is approximate: a step goes by the slope along one direction for every replica, "
             "of as many as there are parameters",
         )
+    if policy.copies > 1:
+        return (
+            f"sync={plan.sync.policy} has {policy.copies} clients compute each part of a batch: a step's gradient is "
+            f"whole while {policy.copies - 1} are missing, and that of one process but for the order of sums",
+        )
     if policy.reference:
         return (
             f"sync={plan.sync.policy} is approximate: a step goes by the gradient half-way, of which replicas send in "

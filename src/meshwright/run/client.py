@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from meshwright.run.codecs import on_tensors
+from meshwright.run.coded_parts import CodedParts
 from meshwright.run.data import Batch, Corpus
 from meshwright.run.mail import ASK, CHANGED, LEFT, STOP, TRAIN, Gone, Letter, Post
 from meshwright.run.trainer import StepResult, Trainer
@@ -109,6 +110,8 @@ class ClientLoop:
         self.client, self.trainer, self.flat, self.corpus, self.world = client, trainer, flat, corpus, world
         self.up, self.inbox, self.mu = up, inbox, mu
         self.begun: torch.Tensor | None = None
+        #: The parts of a batch that this client computes of a task, where several compute each.
+        self.parts: CodedParts | None = None
         self.step_s: list[float] = []  # of its own device, without what its slowness adds
         if mu:
             trainer.before_update.append(self._pull)
@@ -135,7 +138,7 @@ class ClientLoop:
         slowdown, leaves = self.world.slowdown(self.client, said.task), self.world.drops(self.client, said.task)
         asked = None
         while len(losses) < said.steps and asked is None:
-            result = self._step(slowdown)
+            result = self._step(slowdown, said.task)
             if not result.updated:  # a client that diverges has nothing to send
                 leaves = True
                 break
@@ -164,9 +167,11 @@ class ClientLoop:
                 return letter
         return None
 
-    def _step(self, slowdown: float) -> StepResult:
+    def _step(self, slowdown: float, task: int) -> StepResult:
         begun = time.perf_counter()
-        result = self.trainer.step(self._batch(self.trainer.step_count))
+        parts = self.parts
+        batch = self._batch(self.trainer.step_count) if parts is None else parts.batch(self.corpus, task)
+        result = self.trainer.step(batch)
         took = time.perf_counter() - begun
         self.step_s.append(took)
         if slowdown > 1:

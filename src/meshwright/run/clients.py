@@ -20,12 +20,14 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from meshwright.answer.clients import alike_in_data
 from meshwright.errors import MeshwrightError
 from meshwright.run import launch, mesh
 from meshwright.run.begin import begin
 from meshwright.run.between import Aggregator
 from meshwright.run.checkpoint import AsyncSaver, Meta, identity
 from meshwright.run.client import ClientLoop, Flat
+from meshwright.run.coded_parts import CodedParts
 from meshwright.run.data import MixedText
 from meshwright.run.job import Job, RunSummary
 from meshwright.run.loop import open_corpus
@@ -176,16 +178,21 @@ class ServerLoop:
         for part, letter, given in found:
             if part.start:
                 model.add_(given.start, alpha=part.start)
+            if not part.change:
+                continue
             if letter.kind == SUMMED:  # of equal weights, as a cohort has them
                 if letter.body is not None:
                     model.add_(self.flat.of_bytes(letter.body), alpha=part.change)
                 continue
             model.add_(self.flat.decoded(letter.body, part.client, part.task), alpha=part.change)
-        steps = sum(letter.steps for _, letter, _ in found)
+        steps = decision.steps or sum(letter.steps for _, letter, _ in found)
         behind = fmean(len(self.versions) - given.version for _, _, given in found)
         self.model, self.merged = model, self.merged + steps
         self.versions.append(Version(self.now_s(), len(found), steps, behind))
-        self.losses.append(sum(letter.note * letter.steps for _, letter, _ in found) / steps)
+        if decision.steps:  # sums of parts, each with its share in the whole
+            self.losses.append(sum(part.change * letter.note for part, letter, _ in found))
+        else:
+            self.losses.append(sum(letter.note * letter.steps for _, letter, _ in found) / steps)
         if self.metrics is not None:
             last = self.versions[-1]
             said = {"step": len(self.versions), "loss": self.losses[-1], "seconds": last.at_s}
@@ -204,9 +211,11 @@ def train(world: World, job: Job, clients: Crowd) -> dict[str, Any]:
     if isinstance(corpus, MixedText):
         help = "name one text: each client has a run of it"
         raise MeshwrightError.one("D009", "clients share out one text, not a mixture", place="--data", help=help)
-    trainer = Trainer(job.model, job.plan, job.train, place, settings=job.settings, schedule_params=job.schedule_params)
-    begin(job, trainer)
     policy, count = read(job.plan.sync.policy), place["dp"].size
+    alike_in_data(policy, clients)
+    train = msgspec.structs.replace(job.train, global_batch=policy.copies * job.train.global_batch)
+    trainer = Trainer(job.model, job.plan, train, place, settings=job.settings, schedule_params=job.schedule_params)
+    begin(job, trainer)
     flat = Flat(trainer)
     down = [Post(client, flat.model_bytes, down=True) for client in range(count)]
     tree = int(policy.values.get("tree", 1))
@@ -223,6 +232,8 @@ def train(world: World, job: Job, clients: Crowd) -> dict[str, Any]:
     client = ClientLoop(
         world.rank, trainer, flat, corpus, clients, up[world.rank], inbox, float(policy.values.get("mu", 0.0))
     )
+    if policy.copies > 1:
+        client.parts = CodedParts(trainer, world.rank, count, policy.copies)
     server = thread = None
     if place.first:
         mail: SimpleQueue[Letter | Gone] = SimpleQueue()

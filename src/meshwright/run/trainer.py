@@ -101,6 +101,8 @@ class Trainer:
         #: Sequences of the text that were trained on before this trainer began.
         self.sequences = 0
         self.shape = shape(train, plan.pipeline.microbatch)
+        #: Weights of the microbatches, where they count otherwise than alike.
+        self.weights: tuple[float, ...] = ()
         #: Called on every rank right before the optimizer writes: asynchronous checkpoints finish their copies.
         self.before_update: list[Callable[[], None]] = []
         #: Called before the exchange that no rank leaves until all have come to it.
@@ -422,7 +424,8 @@ class Trainer:
                     documents=None if batch.documents is None else batch.documents[some].to(device),
                     **rotary,
                     rows=at.unsqueeze(1) + numbers.unsqueeze(0) * length,
-                    scale=self.rounds.replicas / (batch.num_targets or self.train.tokens_per_step),
+                    scale=(self.weights[i] if self.weights else self.rounds.replicas)
+                    / (batch.num_targets or self.train.tokens_per_step),
                     step=self.step_count,
                 )
             )

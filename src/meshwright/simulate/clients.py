@@ -311,6 +311,6 @@ class _Clock:
         self.server_free_s = max(self.server_free_s, self.now_s) + self.sizes.merge_s * len(decision.parts)
         found = [self.arrived.pop((part.client, part.task)) for part in decision.parts]
         behind = sum(len(self.versions) - version for version, _ in found) / len(found)
-        steps = sum(steps for _, steps in found)
+        steps = decision.steps or sum(steps for _, steps in found)
         self.versions.append(Version(self.server_free_s, len(found), steps, behind))
         self.merged += steps

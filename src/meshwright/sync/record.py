@@ -182,6 +182,11 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
         """Whether replicas hold different parameters even after a round."""
         return self.parts > 1 or self.delay > 0 or self.outer.mix > 0 or self.meets
 
+    @property
+    def copies(self) -> int:
+        """Clients that compute each part of a batch."""
+        return 1 if self.rule.copies is None else self.rule.copies(self.values)
+
     def encodes(self, layer: int) -> bool:
         """Whether the gradients of a layer travel in the codec."""
         return self.layers is None or layer in self.layers

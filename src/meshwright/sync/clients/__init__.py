@@ -72,9 +72,11 @@ class Portion(msgspec.Struct, frozen=True):
 
 
 class Merge(msgspec.Struct, frozen=True, tag=True):
-    """The model's next version: (1 - the sum of starts) times the present one, and the ``parts``."""
+    """The model's next version: (1 - the sum of starts) times the present one, and the ``parts``. ``steps``: of
+    clients, that it stands for; 0 where they are the parts' own."""
 
     parts: tuple[Portion, ...]
+    steps: int = 0
 
 
 class Wake(msgspec.Struct, frozen=True, tag=True):

@@ -36,6 +36,7 @@ MODULES = [
     "meshwright.sync.rules.diloco",
     "meshwright.sync.rules.late",
     "meshwright.sync.rules.clients",
+    "meshwright.sync.rules.coding",
     "meshwright.sync.rules.gossip",
 ]
 """The files that define rules, each as ``RULES``: a new rule is a file and its name here."""
@@ -52,7 +53,8 @@ class SyncRule(msgspec.Struct, frozen=True, kw_only=True):
     ``forwards``: how many forward passes of each microbatch replicas learn by, where there are no backward ones.
     ``vectors_apart``: vectors are exchanged apart from matrices. ``wrong`` gives what of a plan on a cluster the rule
     cannot do. ``decider``: replicas are clients of a server, for which it makes a decider from the values of the
-    options and the number of clients.
+    options and the number of clients. ``copies``: how many of them compute each part of a batch, in the code of
+    ``sync/clients/coded.py``.
     """
 
     name: str
@@ -68,6 +70,7 @@ class SyncRule(msgspec.Struct, frozen=True, kw_only=True):
     wrong: Callable[[Plan, Cluster, SyncPolicy], Iterator[Diagnostic]] | None = None
     vectors_apart: bool = False
     decider: Callable[[dict[str, Any], int], Decider] | None = None
+    copies: Callable[[dict[str, Any]], int] | None = None
 
 
 @cache
