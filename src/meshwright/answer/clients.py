@@ -64,7 +64,7 @@ def alike_in_data(policy: SyncPolicy, clients: Crowd) -> None:
     if policy.copies > 1 and clients.skew:
         raise MeshwrightError.one(
             "O005",
-            f"the world says skew={clients.skew:g}, and several clients of sync={policy.text} compute each part of a batch",
+            f"the world says skew={clients.skew:g}, and several clients of sync={policy.text} compute each part",
             place="--world",
             help="leave skew= out, or say a sync whose clients have data of their own, such as sync=fedavg:h=8",
         )
