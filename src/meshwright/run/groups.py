@@ -20,7 +20,8 @@ from meshwright.plan import Plan
 from meshwright.run.attention import is_balanced, local_positions
 from meshwright.run.data import Batch
 from meshwright.run.mesh import AxisGroup, ProcessMesh, group_name
-from meshwright.run.parts import Segment
+from meshwright.run.parts import Pass, Segment
+from meshwright.run.rotary import rotaries
 from meshwright.simulate.groups import by_operations, capacity, meets_in_rounds
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
@@ -122,3 +123,21 @@ def documents_of(batch: Batch) -> list[WholeDocument]:
         bounds = [0, *ends.tolist(), len(numbers)]
         out += [WholeDocument(row, a, b) for a, b in pairwise(bounds) if bool((targets[a:b] >= 0).any())]
     return out
+
+
+def round_passes(rows: list[GroupRow], model: Model, compute: torch.dtype, scale: float, step: int) -> list[Pass]:
+    """Return the microbatches of a rank's rows, one a round."""
+    return [
+        Pass(
+            tokens=row.tokens,
+            targets=row.targets,
+            positions=row.positions,
+            documents=None,
+            **rotaries(row.positions, model, compute),
+            rows=row.numbers.T,
+            scale=scale,
+            step=step,
+            segments=row.segments,
+        )
+        for row in rows
+    ]

@@ -27,7 +27,7 @@ from meshwright.run.connect import connect
 from meshwright.run.data import Batch
 from meshwright.run.drives import on_cores
 from meshwright.run.exchanges import Types, begin_alike, built, exchanges_of, fragments_of, parts_of
-from meshwright.run.groups import GroupRow, GroupRows
+from meshwright.run.groups import GroupRow, GroupRows, round_passes
 from meshwright.run.links import Link
 from meshwright.run.lora.base import Base
 from meshwright.run.mesh import ProcessMesh
@@ -435,17 +435,5 @@ class Trainer:
         """The microbatches of a rank's rows, one a round; the pipeline runs as many."""
         if len(rows) != 1 + max(microbatch for _, _, microbatch in self.pipeline.program):
             self.pipeline = self._pipeline(order(self.plan, len(rows), self.schedule_params))
-        return [
-            Pass(
-                tokens=row.tokens,
-                targets=row.targets,
-                positions=row.positions,
-                documents=None,
-                **rotaries(row.positions, self.model, self.types.compute),
-                rows=row.numbers.T,
-                scale=self.rounds.replicas / batch.num_targets,
-                step=self.step_count,
-                segments=row.segments,
-            )
-            for row in rows
-        ]
+        scale = self.rounds.replicas / batch.num_targets
+        return round_passes(rows, self.model, self.types.compute, scale, self.step_count)
