@@ -73,9 +73,9 @@ def test_a_prediction_counts_every_copy_of_a_part_and_waits_for_the_fastest():
         plan = mw.parse_plan(f"dp8 mb1 full sync={sync}")
         return predict(*asked, train, plan, detail=False, world=read(world)).clients
 
-    alike, slow = (merged("coded:s=1", f"speeds={speeds}") for speeds in ("1", "1/1/1/1/1/1/1/9"))
+    alike, slow = (merged("coded:s=1", f"speeds={speeds}") for speeds in ("1", "1/1/1/1/1/1/1/400"))
     assert slow.seconds == pytest.approx(alike.seconds, rel=0.05)  # the other of its group answers for it
-    backup = merged("backup:b=0", "speeds=1/1/1/1/1/1/1/9")
+    backup = merged("backup:b=0", "speeds=1/1/1/1/1/1/1/400")
     assert backup.seconds > 2 * slow.seconds
 
 
