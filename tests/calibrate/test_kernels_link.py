@@ -1,7 +1,7 @@
 """The fitted link with the curves that ship: what it answers, how sure it is, and that it is small."""
 
 from itertools import pairwise
-from math import log2
+from math import exp, log2
 
 import msgspec
 import pytest
@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from meshwright import catalog
 from meshwright.cost import Costs
 from meshwright.cost.carried import Carried, Spreads
-from meshwright.cost.chain import ROOFLINE_SIGMA, roofline_estimate
+from meshwright.cost.chain import ROOFLINE_SIGMA, Estimate, joined, roofline_estimate
 from meshwright.cost.curve import RESIDUAL_UNIT, Fit, Residual
-from meshwright.cost.fitted import KIN, SHAPES, Fitted, link, nearness, profiles, read_profile
+from meshwright.cost.fitted import KIN, SHAPES, Fitted, link, nearest_curve, point, profiles, read_profile
+from meshwright.cost.relatives import nearness
 from meshwright.cost.roofline import gemm_seconds, peak_flops
 from meshwright.errors import MeshwrightError
 from meshwright.spec.cluster import load_device
@@ -204,6 +205,33 @@ def test_few_devices_are_pulled_towards_what_more_of_them_show():
     assert Spreads(left).of("gemm", "other", "fp8")[0] == pytest.approx((0.35 / 3) ** 0.5)
     assert Spreads(left).without("c").of("gemm", "near", "fp8")[0] == pytest.approx(((0.09 + 0.05) / 2) ** 0.5)
     assert Spreads(()).of("gemm", "near", "fp8") == (0.3,) * 4
+
+
+def test_a_curve_that_no_device_was_left_out_of_is_as_sure_as_the_one_of_its_formula():
+    told = {"rows": 1, "median_ape": 0.0, "p90_ape": 0.0, "bias": 0.0, "from_device": "x", "dtype": "bf16"}
+    left = Spreads((Carried(op="prefill", device="a", near="other", spread=(0.7,) * 4, **told),))
+    assert left.of("flash_fwd", "other", "fp16") == (0.7,) * 4
+    assert left.of("decode", "other", "fp16") == (0.3,) * 4
+
+
+def test_prices_from_several_devices_weigh_by_how_sure_they_are_and_spread_as_they_lie_apart():
+    """Logarithms 0 and 1 of spreads 0.5 and 1: weights 4 and 1, mean 0.2, variance of the mean 1/5 and between 0.16."""
+    both = joined([Estimate(1.0, "gemm", "a", 0.5), Estimate(exp(1.0), "gemm", "b", 1.0)])
+    assert both.seconds == pytest.approx(exp(0.2))
+    assert both.sigma == pytest.approx((1 / 5 + 0.16) ** 0.5)
+    assert both.source == "a; b"
+
+
+def test_attention_of_a_generation_that_nobody_measured_is_between_the_nearest_of_each_distance():
+    """Without Ampere's curves an A100 decodes between Ada's and Hopper's."""
+    work, a100 = attention(batch=64, q=1), load_device("a100_80gb_sxm")
+    found = link(serving=True, without=a100.name)(work, a100)
+    each = [
+        nearest_curve(SERVE, a100, ("decode",), "bf16", [name]).price(point(work, serving=True).x).seconds
+        for name in ("l40s", "h100_sxm")
+    ]
+    assert min(each) < found.seconds < max(each)
+    assert found.source.count(f"carried to {a100.name}") == 2
 
 
 def test_numbers_of_another_width_are_less_sure():

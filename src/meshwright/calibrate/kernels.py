@@ -20,6 +20,8 @@ from meshwright.version import VERSION
 
 #: A class of durations with fewer rows held out takes the spread of all.
 FEWEST_ROWS = 50
+#: A row of which its kernels are predicted to take less says nothing of them.
+LEAST_SHARE = 0.2
 #: The normal distribution's central 80% lies within this many standard deviations.
 NORMAL_80 = 1.2816
 #: A residual has at most so many cells, and at most one per so many rows.
@@ -169,7 +171,8 @@ def _stored(sample: Sample, learnt: FitConstants, seen_s: np.ndarray, held: np.n
     at = [coordinates(sample, p, learnt.shared_bound)[sample.count > c] for c, p in enumerate(sample.points)]
     at = np.vstack(at)
     errors = {"in_sample_median": median_ape(seen_s, sample.seconds), "in_sample_p90": p90_ape(seen_s, sample.seconds)}
-    judged, true = (held_s, sample.seconds[held]) if held.any() else (seen_s, sample.seconds)
+    judged, rows = (held_s, sample.where(held)) if held.any() else (seen_s, sample)
+    true = rows.seconds
     if held.any():
         errors |= {"held_out_median": median_ape(held_s, true), "held_out_p90": p90_ape(held_s, true)}
     names = [c.name for c in shape_of(sample).constants]
@@ -183,14 +186,20 @@ def _stored(sample: Sample, learnt: FitConstants, seen_s: np.ndarray, held: np.n
         residual=tuple(int(v) for v in np.round(learnt.table / RESIDUAL_UNIT)),
         low=tuple(round(float(v), 2) for v in at.min(0)),
         high=tuple(round(float(v), 2) for v in at.max(0)),
-        sigma=_sigma(judged, true),
+        sigma=_sigma(judged, rows),
         shared_bound=learnt.shared_bound,
         errors={name: round(value, 4) for name, value in errors.items()},
     )
 
 
-def _sigma(predicted: np.ndarray, true: np.ndarray) -> tuple[float, ...]:
-    error = np.abs(np.log(predicted / true))
+def kernel_share(sample: Sample, predicted: np.ndarray) -> np.ndarray:
+    """Return the share of each row's predicted seconds that its kernels take, and not what else the row contains: a
+    row's relative error over it is the relative error of the kernels, which is what a curve's spread is of."""
+    return np.maximum(LEAST_SHARE, (predicted - sample.around_s) / predicted)
+
+
+def _sigma(predicted: np.ndarray, sample: Sample) -> tuple[float, ...]:
+    error = np.abs(np.log(predicted / sample.seconds)) / kernel_share(sample, predicted)
     kind = np.array([sigma_class(s) for s in predicted])
     spread = []
     for i in range(len(SIGMA_CLASSES)):

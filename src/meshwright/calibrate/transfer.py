@@ -10,13 +10,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from meshwright.calibrate.kernels import NORMAL_80, FittedCurve, median_ape, p90_ape
+from meshwright.calibrate.kernels import NORMAL_80, FittedCurve, kernel_share, median_ape, p90_ape
 from meshwright.calibrate.samples import Sample
 from meshwright.cost.carried import KIN, NEAR, OTHER, ROOFLINE, SAME, Carried, Spreads
 from meshwright.cost.chain import roofline_estimate
 from meshwright.cost.curve import SIGMA_CLASSES, CurveProfile, sigma_class
-from meshwright.cost.fitted import BoundCurve, nearest_curve, nearness
+from meshwright.cost.fitted import BoundCurve, nearest_curve
 from meshwright.cost.fitted import Fitted as Link
+from meshwright.cost.relatives import nearness
 from meshwright.spec.cluster import load_device
 
 #: Rows of a device that are priced, evenly spread over the table: enough for a quantile.
@@ -73,11 +74,12 @@ def _priced(part: Sample, curve: BoundCurve) -> np.ndarray:
 
 def _scored(part: Sample, near: str, owner: str, predicted: np.ndarray) -> Carried:
     off = np.log(predicted / part.seconds)
+    kernels = off / kernel_share(part, predicted)
     kinds = np.array([sigma_class(s) for s in predicted])
     spread = []
     for kind in range(len(SIGMA_CLASSES)):
-        own = off[kinds == kind]
-        spread.append(round(float(np.quantile(np.abs(own if len(own) >= FEWEST else off), 0.8)) / NORMAL_80, 4))
+        own = kernels[kinds == kind]
+        spread.append(round(float(np.quantile(np.abs(own if len(own) >= FEWEST else kernels), 0.8)) / NORMAL_80, 4))
     return Carried(
         op=part.op,
         dtype=part.dtype,

@@ -18,6 +18,8 @@ from meshwright.spec.workload import DTYPE_BYTES
 #: How near a price's origin is: a device of the same generation; of another one with the same kind of matrix
 #: instructions; with another kind; a curve of another width of numbers; the roofline.
 SAME, NEAR, OTHER, KIN, ROOFLINE = NEARNESS = ("same", "near", "other", "kin", "roofline")
+#: Curves of one formula, which stand in for one another where no device was left out of one's own.
+FAMILY = {"flash_fwd": ("prefill",), "prefill": ("flash_fwd",)}
 #: As many devices' worth of evidence has the wider class that a narrow one is pulled towards.
 PRIOR_DEVICES = 1.0
 #: Spread where nothing was left out.
@@ -60,7 +62,9 @@ class Spreads:
 
     def _of(self, op: str, near: str, dtype: str) -> tuple[float, float, float, float]:
         """Return the spread of one kind of curve and precision from so near, per class of durations."""
-        alike = [one for one in self.left if one.op == op and (one.near == ROOFLINE) == (near == ROOFLINE)]
+        known = {one.op for one in self.left}
+        ops = (op,) if op in known else FAMILY.get(op, ())
+        alike = [one for one in self.left if one.op in ops and (one.near == ROOFLINE) == (near == ROOFLINE)]
         as_near = [one for one in alike if one.near == near]
         found: tuple[float, ...] | None = None
         for some in (alike, as_near, [one for one in as_near if width(one.dtype) == width(dtype)]):

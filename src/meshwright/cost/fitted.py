@@ -18,12 +18,12 @@ import msgspec
 from meshwright import catalog
 from meshwright.cost.carried import KIN as OF_KIN
 from meshwright.cost.carried import NEAR, OTHER, ROOFLINE, SAME, Carried, Spreads, width
-from meshwright.cost.chain import EXTRAPOLATED, SCAN_SIGMA, Estimate, Link, roofline_estimate
+from meshwright.cost.chain import EXTRAPOLATED, SCAN_SIGMA, Estimate, Link, joined, roofline_estimate
 from meshwright.cost.curve import FADE_OCTAVES, CurveProfile, CurveShape, Fit, Residual, hardware, sigma_class
 from meshwright.cost.curves_attention import DECODE, FORWARD, LATENT
 from meshwright.cost.curves_gemm import GEMM, GROUPED
 from meshwright.cost.curves_scan import CONVOLUTION, SCAN
-from meshwright.cost.roofline import peak_flops
+from meshwright.cost.relatives import asynchronous, clock_under_limit, distance, generation, nearness
 from meshwright.errors import MeshwrightError
 from meshwright.spec.cluster import load_device
 from meshwright.spec.hardware import Device
@@ -62,8 +62,6 @@ KIN = {
 TRAINED = KIN | {"fp8": ("fp8_block", "fp8")}
 #: Tables' name for products whose weights alone are stored in so few bits ("weights only").
 WEIGHT_ONLY = "_wo"
-#: Generations of one vendor's devices in order; the distance between two is how unlike their kernels are.
-GENERATIONS = ("Pascal", "Volta", "Turing", "Ampere", "Ada Lovelace", "Hopper", "Blackwell", "Blackwell Ultra")
 #: Extra spread (one standard deviation of the log) per octave outside the measured range: an assumption, as no
 #: table reaches beyond itself.
 SIGMA_PER_OCTAVE = 0.10
@@ -147,7 +145,7 @@ class BoundCurve:
         self.owner = owner.name
         self.op, self.seconds, self.axes = fit.op, shape.seconds, shape.axes
         self.constants = tuple(fit.constants[c.name] for c in shape.constants)
-        self.hardware = hardware(device, dtype, slower=_clock_under_limit(owner, device, dtype))
+        self.hardware = hardware(device, dtype, slower=clock_under_limit(owner, device, dtype))
         self.residual = Residual(fit)
         self.sigma = fit.sigma
         self.shared_bound = 1.0 if fit.shared_bound else 0.0
@@ -207,7 +205,7 @@ class Fitted:
         self._serving = serving
         self._fused = fused
         self._flash = flash
-        self._curves: dict[tuple[str, tuple[str, ...], str], BoundCurve | None] = {}
+        self._curves: dict[tuple[str, tuple[str, ...], str], tuple[BoundCurve, ...]] = {}
 
     def __call__(self, work: Work, device: Device) -> Estimate | None:
         """Return the seconds of a work item on a device with their source; None where no curve covers it."""
@@ -217,23 +215,35 @@ class Fitted:
         ops = found.ops or self._core(work, device)
         key = (device.name, ops, found.dtype)
         if key not in self._curves:
-            kin = (KIN if self._serving else TRAINED).get(found.dtype, (found.dtype,))
-            curve = nearest_curve(self, device, ops, found.dtype, kin=kin)
-            if curve is not None and self._fused:
-                curve.start_as(self._sixteen(curve))
-            # what training frameworks take beside products was fitted with the roofline under them
-            old = curve is not None and (curve.outdated_served if self._serving else curve.outdated)
-            self._curves[key] = None if old else curve
-        curve = self._curves[key]
-        if curve is None:
+            self._curves[key] = self._bound(device, ops, found.dtype)
+        curves = self._curves[key]
+        if not curves:
             return self._by_roofline(work, device, ops, found.dtype)
-        answer = curve.price(found.x)
+        answer, curve = joined([one.price(found.x) for one in curves]), curves[0]
         if getattr(work, "backward", False) and isinstance(work, Scan | Convolution):
             # forwards were measured alone: as many operations and bytes more as the backward has
             return answer._replace(sigma=max(answer.sigma, SCAN_SIGMA), source=answer.source + ", backward by its work")
         if self._flash == 1 and curve.op in ("flash_fwd", "flash_bwd"):
             return answer._replace(seconds=answer.seconds / FIRST_FLASH, source=answer.source + ", as FlashAttention 1")
         return answer
+
+    def _bound(self, device: Device, ops: tuple[str, ...], dtype: str) -> tuple[BoundCurve, ...]:
+        """The curves that answer: a device's own, or the nearest one's. None where the roofline is nearer.
+
+        Of what engines run on a device none of whose generation was measured, the nearest of each distance answer
+        together, as their libraries differ (products of experts' more than devices do: those stay with the nearest)."""
+        kin = (KIN if self._serving else TRAINED).get(dtype, (dtype,))
+        curve = nearest_curve(self, device, ops, dtype, kin=kin)
+        if curve is None:
+            return ()
+        curves = (curve,)
+        if self._serving and curve.near in (NEAR, OTHER) and curve.op != "grouped_gemm" and not curve.outdated_served:
+            curves = from_each_distance(self, device, ops, dtype, kin)
+        if self._fused:
+            for one in curves:
+                one.start_as(self._sixteen(one))
+        # what training frameworks take beside products was fitted with the roofline under them
+        return tuple(one for one in curves if not (one.outdated_served if self._serving else one.outdated))
 
     def _by_roofline(self, work: Work, device: Device, ops: tuple[str, ...], dtype: str) -> Estimate | None:
         """The roofline's answer for products, as sure as it was of those of devices that were measured."""
@@ -251,7 +261,7 @@ class Fitted:
     def _core(self, work: AttentionCore, device: Device) -> tuple[str, ...]:
         """Which tables stand for an attention core that is not decoding: of the same use first, and in training
         those of kernels written for the device's generation."""
-        old = self._flash > 0 or not _asynchronous(device)
+        old = self._flash > 0 or not asynchronous(device)
         if work.backward:
             return ("flash_bwd",) if old else ()
         if self._serving:
@@ -275,7 +285,7 @@ def nearest_curve(
     own = [(name, f) for name, f in fits if name == device.name]
     # Other devices' records are read only when there is nothing of the device's own.
     candidates = [
-        ((_distance(owner, device, kin.index(fit.dtype)), name), fit, owner)
+        ((distance(owner, device, kin.index(fit.dtype)), name), fit, owner)
         for name, fit in own or fits
         for owner in (load_device(name),)
         if owner.vendor == device.vendor
@@ -286,6 +296,17 @@ def nearest_curve(
     if fit.op == "flash_bwd":
         fit = _slowed(link, fit, owner, device)
     return BoundCurve(fit, owner, device, dtype, link.spreads)
+
+
+def from_each_distance(
+    link: Fitted, device: Device, ops: tuple[str, ...], dtype: str, kin: tuple[str, ...]
+) -> tuple[BoundCurve, ...]:
+    """The nearest curve of each distance from a device that nobody measured, the nearest of all first."""
+    by_near: dict[str, list[str]] = {SAME: [], NEAR: [], OTHER: []}
+    for name in link.profiles:
+        by_near[nearness(load_device(name), device)].append(name)
+    found = (nearest_curve(link, device, ops, dtype, names, kin) for names in by_near.values())
+    return tuple(curve for curve in found if curve is not None)
 
 
 def _slowed(link: Fitted, fit: Fit, owner: Device, device: Device) -> Fit:
@@ -299,45 +320,6 @@ def _slowed(link: Fitted, fit: Fit, owner: Device, device: Device) -> Fit:
         return fit
     ratio = forward[here[0]].constants["of_peak"] / forward[owner.name].constants["of_peak"]
     return msgspec.structs.replace(fit, constants={**fit.constants, "of_peak": fit.constants["of_peak"] * ratio})
-
-
-def _clock_under_limit(owner: Device, device: Device, dtype: str) -> float:
-    """Return the clock of a device over that of its curves' owner, at most 1: below 1 where it is a variant of the
-    owner with the same rated peak and a lower power limit.
-
-    Dynamic power goes as the clock times the voltage squared, and the voltage as the clock, so the clock goes as the
-    cube root. Variants rated lower by their maker (H100 NVL: 0.84 at 400 of 700 W, the law 0.83) say so themselves."""
-    variant = device.differs_from.partition(":")[0] == owner.name
-    if not variant or not owner.tdp_w or not device.tdp_w or peak_flops(owner, dtype) != peak_flops(device, dtype):
-        return 1.0
-    return min(1.0, (device.tdp_w / owner.tdp_w) ** (1 / 3))
-
-
-def _asynchronous(device: Device) -> bool:
-    """Whether the matrix instructions run beside the threads that issue them and read shared memory (wgmma of compute
-    capability 9, tcgen05 of 10): kernels are written anew for those. Workstation Blackwell (12) has none."""
-    return device.architecture == "Hopper" or device.paired_sms
-
-
-def nearness(owner: Device, device: Device) -> str:
-    """Return how near a device is to the owner of a curve, in the words of ``cost.carried``."""
-    if _asynchronous(owner) != _asynchronous(device):
-        return OTHER
-    return SAME if owner.architecture == device.architecture else NEAR
-
-
-def generation(device: Device) -> int:
-    """Place of a device's generation among its vendor's; the first for those not named."""
-    return GENERATIONS.index(device.architecture) if device.architecture in GENERATIONS else 0
-
-
-def _distance(owner: Device, device: Device, kinship: int) -> tuple[float, ...]:
-    """Return the distance of two devices for a curve: kind of matrix instructions, generation, then precision, then
-    ratios of bandwidth and cores."""
-    order = [GENERATIONS.index(d.architecture) if d.architecture in GENERATIONS else 99 for d in (owner, device)]
-    size = abs(owner.memory_gb_s / device.memory_gb_s - 1) + abs(owner.num_sms / device.num_sms - 1)
-    unlike = _asynchronous(owner) != _asynchronous(device)
-    return (owner.name != device.name, unlike, abs(order[0] - order[1]), kinship, size)
 
 
 def read_profile(text: bytes, place: str) -> CurveProfile:

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from meshwright.cost.fitted import GENERATIONS, generation
 from meshwright.cost.framework import Framework, dated, frameworks, load
+from meshwright.cost.relatives import GENERATIONS, generation
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.hardware import Device
 from meshwright.spec.workload import DTYPE_BYTES

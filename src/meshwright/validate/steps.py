@@ -15,7 +15,7 @@ from meshwright.answer.prediction import RankMemory
 from meshwright.answer.rank_memory import OVERHEAD, RESERVED, rank_memory
 from meshwright.answer.risk import fit_probability
 from meshwright.cost import Costs, Framework
-from meshwright.cost.fitted import GENERATIONS, generation
+from meshwright.cost.relatives import GENERATIONS, generation
 from meshwright.cost.roofline import peak_flops
 from meshwright.errors import MeshwrightError
 from meshwright.plan import Plan, check
