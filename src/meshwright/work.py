@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from meshwright.spec.workload import DTYPE_BYTES, WEIGHT_BYTES
+from meshwright.spec.workload import DTYPE_BYTES, WEIGHT_BYTES, multiplied_bytes
 
 
 class Gemm(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
@@ -315,7 +315,7 @@ Work = (
 
 def weight_bytes(work: Gemm | GroupedGemm) -> float:
     """Return the bytes of one weight of a product as they cross device memory."""
-    return WEIGHT_BYTES[work.weights] if work.weights else DTYPE_BYTES[work.dtype]
+    return WEIGHT_BYTES[work.weights] if work.weights else multiplied_bytes(work.dtype)
 
 
 def attended_pairs(q_len: int, context: float, *, causal: bool, window: int = 0, chunked: bool = False) -> float:

@@ -29,7 +29,7 @@ from meshwright.spec.requests import Requests, common_prefix, numbered
 from meshwright.spec.routing import Routing
 from meshwright.spec.serve import EngineWords, Serve
 from meshwright.spec.serve_values import AUTO_BUDGET
-from meshwright.spec.workload import DTYPE_BYTES, WEIGHT_BYTES, Train
+from meshwright.spec.workload import BIT_PRODUCTS, DTYPE_BYTES, WEIGHT_BYTES, Train
 
 #: Batching policies that never cut a prompt.
 WHOLE_PROMPTS = ("static", "orca", "vllm-v0")
@@ -166,7 +166,7 @@ def _multiplied(plan: Plan, cluster: Cluster) -> Iterator[Diagnostic]:
     dtype, device = plan.precision.compute, cluster.islands[0].device
     if not dtype or DTYPE_BYTES[dtype] >= 2 or supports(device, dtype):
         return
-    stored = dtype if dtype in WEIGHT_BYTES else "fp8"
+    stored = dtype if dtype in WEIGHT_BYTES else "int4" if dtype in BIT_PRODUCTS else "fp8"
     message = f"{device.name} does not multiply {dtype}"
     help = f"store the weights so and multiply them in 16 bits: bf16 weights={stored}"
     yield Diagnostic(code="P022", message=message, place=f"plan.precision.dtype = {dtype}", help=help)

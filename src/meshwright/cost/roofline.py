@@ -10,13 +10,16 @@ from __future__ import annotations
 from math import ceil, inf
 
 from meshwright.spec.hardware import Device
-from meshwright.spec.workload import DTYPE_BYTES
+from meshwright.spec.workload import BIT_PRODUCTS, DTYPE_BYTES
 from meshwright.work import AttentionCore, Convolution, Elementwise, Gemm, GroupedGemm, Scan, weight_bytes
 
 #: Output tiles of one thread block, in elements; the library picks the fastest (cuBLAS, CUTLASS).
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
 #: Output tiles of two SMs that multiply one together (PTX ISA, tcgen05.mma with cta_group::2; CUTLASS: 256 x 256).
 PAIR_TILES = ((256, 256), (256, 128), (128, 256))
+#: Output tiles of products of single bits for few rows, of which matrix units multiply 16 at once (PTX ISA,
+#: mma.m16n8k256 of .b1): kernels that join bit planes are made for next tokens too (2409.17870).
+BIT_TILES = ((16, 128), (32, 128))
 #: L2 to SM read bandwidth, bytes per clock and SM (NVIDIA A100 whitepaper: 5120 B/clk over 80 of its SM ports).
 L2_BYTES_PER_CLOCK = 64.0
 #: Exponentials per clock and SM of the devices whose fraction of peak in attention is published: 16 special-function
@@ -73,6 +76,8 @@ def streaming_share(device: Device) -> float:
     return min(1.0, device.memory_gb_s * 1e9 / (device.num_sms * _l2_per_sm(device)))
 
 
+#: The data type of products of single bits.
+BITS = "int1"
 #: What the matrix units multiply in formats whose values share scales.
 ELEMENTS = {"fp8_row": "fp8", "fp8_block": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
 
@@ -81,6 +86,9 @@ def peak_flops(device: Device, dtype: str) -> float:
     """Dense peak of the matrix units for a compute precision; fp32 means TF32-free arithmetic."""
     element = ELEMENTS.get(dtype, dtype)
     peaks = device.peak_flops
+    if dtype in BIT_PRODUCTS and BITS in peaks:  # one product of bits for each pair of them
+        weight, value = BIT_PRODUCTS[dtype]
+        return peaks[BITS] / (weight * value)
     for name in (element, "fp8" if element == "fp4" else "", "bf16", "fp16", "fp32"):
         if name in peaks:
             return peaks[name]
@@ -89,7 +97,7 @@ def peak_flops(device: Device, dtype: str) -> float:
 
 def supports(device: Device, dtype: str) -> bool:
     """Whether the hardware multiplies this precision."""
-    element = ELEMENTS.get(dtype, dtype)
+    element = BITS if dtype in BIT_PRODUCTS else ELEMENTS.get(dtype, dtype)
     return element in device.peak_flops
 
 
@@ -101,7 +109,8 @@ def gemm_seconds(work: Gemm, device: Device) -> float:
     element = DTYPE_BYTES[work.dtype]
     best = float("inf")
     pairs = [(*tile, 2) for tile in PAIR_TILES] if device.paired_sms else []
-    for tm, tn, sms in [*((*tile, 1) for tile in TILES), *pairs]:
+    tiles_of_one = (*TILES, *BIT_TILES) if work.dtype in BIT_PRODUCTS else TILES
+    for tm, tn, sms in [*((*tile, 1) for tile in tiles_of_one), *pairs]:
         tiles = work.batch * ceil(work.m / tm) * ceil(work.n / tn)
         step = max(2.0 * tm * tn / per_sm, (tm * element + tn * weight_bytes(work)) / l2_per_sm) / sms
         at_once = device.num_sms // sms

@@ -31,7 +31,7 @@ from meshwright.spec.items import Item
 from meshwright.spec.layers import Block, Dense, Moe
 from meshwright.spec.model import Model
 from meshwright.spec.routing import Routing
-from meshwright.spec.workload import DTYPE_BYTES, WEIGHT_BYTES, Train
+from meshwright.spec.workload import WEIGHT_BYTES, Train, multiplied_bytes
 from meshwright.work import Collective, Group
 
 #: Learned tokens in front of each stream of a token (ParScale, 2505.10475, section 3).
@@ -226,7 +226,7 @@ class Forward:
 
     def _held_bytes(self, layer: msgspec.Struct) -> float:
         c, precision = self._one, self.plan.precision
-        dense = min(c.element, DTYPE_BYTES[self.train.dtype])
+        dense = min(c.element, multiplied_bytes(self.train.dtype))
         if precision.weights:
             dense = WEIGHT_BYTES[precision.weights]
         expert = WEIGHT_BYTES[precision.experts_format] if precision.experts_format else dense

@@ -20,7 +20,7 @@ _NORMAL = NormalDist()
 
 Topology = Literal["switch", "ring", "mesh", "torus", "pcie", "fat_tree", "dragonfly"]
 
-DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8")
+DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8", "int1")
 """The data types a peak can be given for. ``fp32`` is the vector unit, ``tf32`` the matrix unit on fp32 input;
 block-scaled formats (fp8_block, mxfp8, nvfp4) run at the peak of their element type."""
 

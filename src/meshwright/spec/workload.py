@@ -34,8 +34,14 @@ DTYPE_BYTES: dict[str, float] = {
     "nvfp4": 0.5,
     "int8": 1.0,
 }
+#: Precisions whose products are sums of products of single bits: weights of so many bits and values of so many, each
+#: bit of the one with each of the other (Ma et al. 2024, 2409.17870).
+BIT_PRODUCTS: dict[str, tuple[int, int]] = {
+    f"w{weight}a{value}": (weight, value) for weight in (1, 2, 3, 4) for value in (1, 2, 4, 8) if weight <= value
+}
+DTYPE_BYTES |= {name: value / 8 for name, (_, value) in BIT_PRODUCTS.items()}
 #: Products of these precisions serve trained models alone: nothing is trained in whole numbers.
-SERVED_DTYPES = ("int8",)
+SERVED_DTYPES = ("int8", *BIT_PRODUCTS)
 TRAINED_DTYPES = tuple(name for name in DTYPE_BYTES if name not in SERVED_DTYPES)
 #: Bytes of one weight as a quantised checkpoint stores it, with its share of the scales: 16 bits for 128 weights (int4
 #: of GPTQ, AWQ and MARLIN), 8 bits for 32 (OCP's mxfp4), 8 for 16 (nvfp4); int8 and fp8 have one for a whole channel.
@@ -56,6 +62,13 @@ FROZEN_BYTES: dict[str, float] = {
     "int4": WEIGHT_BYTES["int4"],
     "int8": 1.0,
 }
+
+
+def multiplied_bytes(dtype: str) -> float:
+    """Return the bytes of one weight that is stored as it is multiplied."""
+    return BIT_PRODUCTS[dtype][0] / 8 if dtype in BIT_PRODUCTS else DTYPE_BYTES[dtype]
+
+
 #: Bytes of one value as gradients, masters and moments are stored.
 STORED_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "none": 0.0, "int8": 1.0 + 4 / 256}
 #: Formats that only moments are stored in: 8 bits with a scale of 32 bits for each 256 values (block-wise quantisation,
