@@ -121,8 +121,20 @@ class Costs:
         key = (device.name, work)
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = self._ask(work, device)
+            found = self._known[key] = self._ask(work, device) if device.near is None else self._either(work, device)
         return found
+
+    def _either(self, work: Work, device: Device) -> Estimate:
+        """Price an operator on the processor that takes less time for it, the device's or that near its memory."""
+        if isinstance(work, VarlenAttention):
+            return self._varlen(work, device)  # each length goes where it suits
+        own = self.price(work, device.alone)
+        if not isinstance(work, Gemm | GroupedGemm | AttentionCore):
+            return own
+        seconds = roofline.near_seconds(work, device)
+        if seconds >= own.seconds:
+            return own
+        return Estimate(seconds, own.cause, "roofline of the processor near memory", ROOFLINE_SIGMA[own.cause])
 
     def _ask(self, work: Work, device: Device) -> Estimate:
         if isinstance(work, Collective) and self.framework.ring_steps != 1.0:

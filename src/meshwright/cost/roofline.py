@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from math import ceil, inf
 
+import msgspec
+
 from meshwright.spec.hardware import Device
 from meshwright.spec.workload import BIT_PRODUCTS, DTYPE_BYTES
 from meshwright.work import AttentionCore, Convolution, Elementwise, Gemm, GroupedGemm, Scan, weight_bytes
@@ -168,6 +170,24 @@ def scan_seconds(work: Scan, device: Device) -> float:
 def convolution_seconds(work: Convolution, device: Device) -> float:
     """Return the seconds of a short convolution: its bytes over the reachable bandwidth, plus a kernel's start."""
     return work.num_bytes / _memory(device) + KERNEL_FLOOR_S
+
+
+def near_seconds(work: Gemm | GroupedGemm | AttentionCore, device: Device) -> float:
+    """Return the seconds of an operator on the processor near a device's memory: its operations or its bytes,
+    whichever take longer, at the usual fractions of peaks that nobody has measured, plus a kernel's start; infinite
+    for a precision that it does not compute in."""
+    near = msgspec.structs.replace(device, peak_flops=device.near.peak_flops)
+    if not supports(near, work.dtype):
+        return inf
+    attention = isinstance(work, AttentionCore)
+    fraction = (
+        DEFAULT_EFFICIENCY["gemm"]
+        if not attention
+        else DEFAULT_EFFICIENCY["attention_bwd" if work.backward else "attention_fwd"]
+    )
+    compute = work.flops / (peak_flops(near, work.dtype) * fraction)
+    memory = work.num_bytes / (device.near.memory_gb_s * 1e9 * DEFAULT_EFFICIENCY["memory"])
+    return max(compute, memory) + KERNEL_FLOOR_S
 
 
 def elementwise_seconds(work: Elementwise, device: Device) -> float:

@@ -11,7 +11,7 @@ import msgspec
 from meshwright.errors import nearest
 from meshwright.spec.cluster_names import NodeType, wiring_faults
 from meshwright.spec.cluster_tree import MOST_DEVICES, Cluster, Island
-from meshwright.spec.hardware import DTYPES, Device, Efficiency, Level, Node
+from meshwright.spec.hardware import DTYPES, Device, Efficiency, Level, Near, Node
 
 Finding = tuple[str, str, str, str]
 """A violation: code, path of the key, message, help."""
@@ -75,6 +75,8 @@ def findings(record: Any, path: str) -> Iterator[Finding]:
         yield from _standard(record.levels, record.node, path)
     elif isinstance(record, Efficiency):
         yield from _efficiency(record, path)
+    elif isinstance(record, Near):
+        yield from _peaks(record.peak_flops, path)
     elif isinstance(record, Level):
         yield from _level(record, path)
     elif isinstance(record, Node):
@@ -100,20 +102,24 @@ def limits(values: Mapping[str, Any], path: str) -> Iterator[Finding]:
             yield "C008", _at(path, field, value), f"{field} is out of range: {why}", f"between {least:g} and {most:g}"
 
 
-def _device(device: Device, path: str) -> Iterator[Finding]:
-    for dtype, flops in device.peak_flops.items():
+def _peaks(peak_flops: Mapping[str, float], path: str) -> Iterator[Finding]:
+    for dtype, flops in peak_flops.items():
         if dtype not in DTYPES:
             yield "C005", _at(path, f"peak_flops.{dtype}", flops), "unknown data type", nearest(dtype, DTYPES)
         elif not 1e9 <= flops <= 1e18:
             why = "FLOP/s are expected, this looks like TFLOP/s" if flops < 1e9 else "this is more than any device has"
             yield "C008", _at(path, f"peak_flops.{dtype}", flops), f"peak is out of range: {why}", "write 989.4e12"
-    if not device.peak_flops:
+    if not peak_flops:
         yield (
             "C006",
             path or "peak_flops",
             "a device needs the peak of at least one data type",
             "peak_flops.bf16 = 312e12",
         )
+
+
+def _device(device: Device, path: str) -> Iterator[Finding]:
+    yield from _peaks(device.peak_flops, path)
     if device.num_sms < 1:
         yield "C008", _at(path, "num_sms", device.num_sms), "a device has at least one core", ""
     yield from _standard(device.levels, device.node, path)

@@ -200,6 +200,7 @@ def island_from(term: Term, machine: NodeType, *, counts_machines: bool, like: L
         raise MeshwrightError(wrong)
     if not counts_machines and term.words.link is None:
         levels = tuple(_assumed(level, term) if level.scale_out else level for level in levels)
+    machine = msgspec.structs.replace(machine, device=term.words.device_of(machine.device))
     island = compose(term, machine, nodes, node, levels, domain_nodes or _domain_nodes(term, machine, nodes, per_node))
     wrong = [bad("C013", message, term.text, help) for message, help in wiring_faults(island)]
     if wrong:

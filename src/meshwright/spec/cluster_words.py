@@ -16,10 +16,10 @@ from meshwright.errors import Diagnostic, nearest
 from meshwright.spec import cluster_tiers
 from meshwright.spec import wired_words as wired
 from meshwright.spec.cluster_tiers import Tiers
-from meshwright.spec.hardware import Level, Node
+from meshwright.spec.hardware import Device, Level, Near, Node
 from meshwright.spec.links import LinkKind, by_word, networks
 
-KEYS = ("nodes", "gpus", "device", "nvlink", "nic", "nics", "meet", *wired.KEYS, *cluster_tiers.EXAMPLES)
+KEYS = ("nodes", "gpus", "device", "nvlink", "nic", "nics", "meet", "near", *wired.KEYS, *cluster_tiers.EXAMPLES)
 ALIASES = {"gpus_per_node": "gpus", "devices": "gpus", "net": "nic", "network": "nic", "gpu": "device"}
 INSIDE = ("nvlink", "nvswitch", "nonvlink", "pcie")
 #: Largest number that any of the words takes: above, a slip of the keyboard.
@@ -27,6 +27,8 @@ MOST = 10**7
 EXAMPLE = "nodes=4,gpus=4,device=a100,nvlink=600,nic=25gbe"
 #: Ports of a node and their network: ``8xib400``.
 PORTS = re.compile(r"(\d+)\s*x\s*(\w[\w-]*)")
+#: Bandwidth in GB/s and peak in TFLOP/s of a processor near memory: ``13000:100``.
+NEAR = re.compile(r"(\d{1,7}(?:\.\d{1,4})?):(\d{1,6}(?:\.\d{1,4})?)")
 #: How far above a port's rate a number or a NIC may lie: datasheets round.
 ROUNDED = 1.05
 
@@ -41,6 +43,7 @@ class Words(msgspec.Struct, frozen=True, kw_only=True):
         nvlink_gb_s: NVLink of one device, both directions together, as datasheets give it.
         nic, nics: the network, by the word used, and its ports in a node.
         meet: the network on which this island meets others, where that is not its own.
+        near: memory bandwidth in GB/s and peak in TFLOP/s of a processor near each device's memory.
         wired: what is said of the network's switches.
         tiers: memory and drives of a node.
     """
@@ -53,6 +56,7 @@ class Words(msgspec.Struct, frozen=True, kw_only=True):
     nic: str = ""
     nics: int | None = None
     meet: str = ""
+    near: tuple[float, float] | None = None
     wired: wired.SwitchWords = wired.SwitchWords()
     tiers: Tiers = Tiers()
 
@@ -60,6 +64,14 @@ class Words(msgspec.Struct, frozen=True, kw_only=True):
     def link(self) -> LinkKind | None:
         """The network between nodes, if one is named."""
         return by_word()[self.nic] if self.nic else None
+
+    def device_of(self, device: Device) -> Device:
+        """The device with what the words say of it."""
+        if self.near is None:
+            return device
+        rate, peak = self.near
+        peaks = dict.fromkeys(("bf16", "fp16"), peak * 1e12)
+        return device.beside(Near(memory_gb_s=rate, peak_flops=peaks, source=f"said: near={rate:g}:{peak:g}"))
 
     def text(self) -> str:
         """The words after the count, each behind a comma, as :func:`read` takes them."""
@@ -69,6 +81,7 @@ class Words(msgspec.Struct, frozen=True, kw_only=True):
         said += [self.nic] if self.nic else []
         said += [f"nics={self.nics}"] if self.nics is not None else []
         said += [f"meet={self.meet}"] if self.meet else []
+        said += [f"near={self.near[0]:g}:{self.near[1]:g}"] if self.near is not None else []
         said += self.wired.words()
         said += self.tiers.said
         return "".join(f",{word}" for word in said)
@@ -141,6 +154,13 @@ def _meanings(word: str, place: str, wrong: list[Diagnostic]) -> Iterator[tuple[
             yield key, value, word
         else:
             wrong.append(bad("C014", "device= names nothing", place, "device=a100; meshwright catalog devices"))
+    elif key == "near":
+        said = NEAR.fullmatch(value)
+        if said is not None and 0 < float(said[1]) <= 1e6 and 0 < float(said[2]) <= 1e5:
+            yield key, (float(said[1]), float(said[2])), word
+        else:
+            what = "is no bandwidth in GB/s and peak in TFLOP/s of a processor near each device's memory"
+            wrong.append(bad("C014", f"{word} {what}", place, "such as near=13000:100"))
     elif key in wired.KEYS:
         field, read, help = wired.meaning(key, value)
         if help:

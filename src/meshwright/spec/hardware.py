@@ -147,6 +147,19 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     source: str = ""
 
 
+class Near(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A second processor of a device, on the logic dies beneath its memory: it reads `memory_gb_s` (1e9 bytes/s), more
+    than goes out to the first one, and computes `peak_flops` by data type, less (Duplex, Yun et al. 2409.01141)."""
+
+    memory_gb_s: float
+    peak_flops: dict[str, float]
+    source: str = ""
+
+
+#: How the name of a device ends that has a processor near its memory besides.
+NEAR = "+near"
+
+
 class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One accelerator as a rank sees it.
 
@@ -177,6 +190,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             one end of a box plot's whiskers to the other, which are 5.4 standard deviations apart (Sinha et al., SC
             2022, arXiv 2208.11035).
         framework: the framework profile that is meant when a prediction names none.
+        near: the processor beside its memory, if it has one: products and attention run where they take less time.
         node, levels: the standard node and the standard tree around it, used when a cluster is only a count.
     """
 
@@ -209,6 +223,17 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     comm_slowdown: float | None = None
     speed_spread: float = 0.015
     framework: str = ""
+    near: Near | None = None
+
+    @property
+    def alone(self) -> Device:
+        """The device without the processor near its memory."""
+        return msgspec.structs.replace(self, name=self.name.removesuffix(NEAR), near=None)
+
+    def beside(self, near: Near) -> Device:
+        """The device with a processor near its memory."""
+        title = f"{self.title} with a processor near its memory"
+        return msgspec.structs.replace(self, name=f"{self.name}{NEAR}", title=title, near=near)
 
     @property
     def synchronous(self) -> bool:
