@@ -1,4 +1,5 @@
-"""The campaign of the serving engine: requests that come, are cancelled, preempted and swapped in any order.
+"""The campaign of the serving engine: requests come, are cancelled, preempted and swapped in any order, and engines die
+under them.
 
 A stub computes in place of a model: it keeps the token of every slot of every block, and what follows a text is a
 digest of the text *as it is read back from the blocks*. A block that two requests were given, a copy that was left out
@@ -11,16 +12,24 @@ from collections.abc import Iterator
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from fuzz.readers import Defect
 
 if TYPE_CHECKING:
-    from meshwright.endpoint.seam import ServingEngine
+    from meshwright.endpoint.seam import Prompted, ServingEngine
 
 VOCAB = 23
 POLICIES = ("static", "orca", "vllm-v0", "vllm-v1", "sarathi", "past-future", "flover")
 ORDERS = ("fcfs", "priority", "sjf", "deadline", "vtc", "lpm", "dlpm:20", "batchllm", "dynasor")
 #: Steps without an answer after which an engine hangs.
 HANGS = 2_000
+
+
+def _again(one: Prompted, tokens: list[int]) -> Prompted:
+    """Return what is left of a request, for another engine."""
+    prompt, done = (*one.prompt, *tokens), len(tokens)
+    return msgspec.structs.replace(one, prompt=prompt, limit=one.limit - done, answered=done)
 
 
 class Interleavings:
@@ -58,6 +67,8 @@ class Interleavings:
                 events.append(["ask", prompt, rng.randint(1, 15), adapter, rng.randrange(3), rng.randrange(3)])
             elif kind < 0.55:
                 events.append(["cancel", rng.randrange(20)])
+            elif kind < 0.58:
+                events.append(["die"])
             else:
                 some = ("step", "beyond") if "beyond" in said else ("step",)
                 events += [[rng.choice(some)] for _ in range(rng.randint(1, 6))]
@@ -68,35 +79,41 @@ class Interleavings:
         from fuzz.stub_halves import both_counted, both_empty, halves_of
         from meshwright.endpoint.seam import Prompted, Sampling
 
-        asked, made, number = {}, {}, -1
-        if "beyond" in example["words"]:
-            engine, second = halves = halves_of(example["words"])
+        asked: dict[int, Prompted] = {}
+        made: dict[int, tuple[list[int], str]] = {}
+        divided, number, preempted = "beyond" in example["words"], -1, 0
+        build = halves_of if divided else lambda words: (engine_of(words),)
+        if divided:
             counted, empty = both_counted, both_empty
-        else:
-            engine, *_ = halves = (engine_of(example["words"]),)
+        engine, *second = halves = build(example["words"])
         names = engine.facts.adapters
         for kind, *rest in example["events"]:
             if kind == "ask":
                 prompt, limit, adapter, tenant, priority = rest
                 number += 1
-                asked[number] = (prompt, limit)
-                engine.submit(
-                    Prompted(
-                        number=number,
-                        prompt=tuple(prompt),
-                        limit=limit,
-                        sampling=Sampling(temperature=0.0),
-                        adapter=names[adapter] if adapter >= 0 else "",
-                        tenant=tenant,
-                        priority=priority,
-                    )
+                asked[number] = Prompted(
+                    number=number,
+                    prompt=tuple(prompt),
+                    limit=limit,
+                    sampling=Sampling(temperature=0.0),
+                    adapter=names[adapter] if adapter >= 0 else "",
+                    tenant=tenant,
+                    priority=priority,
                 )
+                engine.submit(asked[number])
+            elif kind == "die":  # another engine goes on with what is not answered, as a front has it
+                preempted += engine.figures().preempted
+                engine, *second = halves = build(example["words"])
+                for one in asked.values():
+                    tokens, finish = made.get(one.number, ([], ""))
+                    if not finish:
+                        engine.submit(_again(one, tokens))
             elif kind == "cancel":
                 engine.cancel(rest[0])
                 if rest[0] in asked and not made.get(rest[0], ([], ""))[1]:
                     del asked[rest[0]]
             elif kind == "beyond":
-                second.turn(0.0)
+                second[0].turn(0.0)
             else:
                 self._step(engine, made, asked)
             counted(*halves)
@@ -107,12 +124,12 @@ class Interleavings:
             steps += 1
             if steps > HANGS:
                 raise Defect("the engine does not come to an end")
-        for number, (prompt, limit) in asked.items():
+        for number, one in asked.items():
             tokens, finish = made.get(number, ([], ""))
-            if finish == "error" or tokens != expected(prompt, limit):
+            if finish == "error" or tokens != expected(list(one.prompt), one.limit):
                 raise Defect(f"an answer is {finish or 'another'}")
         empty(*halves)
-        return "preempted" if engine.figures().preempted else "served"
+        return "preempted" if preempted + engine.figures().preempted else "served"
 
     def _step(self, engine: ServingEngine, made: dict[int, tuple[list[int], str]], asked: dict[int, Any]) -> None:
         for piece in engine.step():

@@ -21,6 +21,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from meshwright.run.environment import keep_memory
 from meshwright.run.launch import end_process, open_group, start_method
 from meshwright.run.mesh import ProcessMesh
 from meshwright.run.serve.forward import ServedLayers
@@ -254,6 +255,8 @@ def _rank(
     if inherited is not None:
         inherited.close()  # else the parent's end of the pipe stays open in its children
     threading.Thread(target=_die_with, args=(parent,), daemon=True).start()
+    if world.device.type == "cpu":
+        keep_memory()
     try:
         open_group(world, PATIENCE_S, init_method=f"file://{folder}/store")
         work(world, *args)

@@ -14,6 +14,7 @@ import torch
 from meshwright import plan
 from meshwright.endpoint.driving import work
 from meshwright.endpoint.seam import EngineSpec, ServingEngine
+from meshwright.run.environment import keep_memory
 from meshwright.run.serve.built import HOST_SHARE, engine
 from meshwright.run.serve.refused import one_replica
 from meshwright.spec.engine_words import EngineWords
@@ -29,6 +30,8 @@ def build(spec: EngineSpec) -> ServingEngine:
     device = spec.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu":
+        keep_memory()  # what attention gathers of long contexts is else 8,000 fresh pages an iteration
     laid_out, words = plan.parse(spec.plan), engine_words(spec.serve)
     if spec.replicas > 1:
         laid_out = one_replica(laid_out)
