@@ -137,6 +137,21 @@ def test_ranks_are_chosen_by_what_gradients_lose_alike_on_all_copies_and_send_no
     assert max(differences(*(local.whole([held], "param") for _, held, _ in got)).values()) == 0
 
 
+@pytest.mark.parametrize("words", ["l-greco:of=topk,share=0.1,every=1", "l-greco:of=qsgd,every=1"])
+def test_shares_and_bits_are_chosen_by_layer_alike_on_all_copies_for_no_more_bytes(words):
+    """The first step is in the usual code for all layers, as predicted; later ones in what was measured to lose no more
+    in all."""
+    plan, model = f"dp2 mb1 sync={words}", llama(vocab=64)
+    got = launch(2, codes.trained, model, plan, TRAIN, 2, local.FP32)
+    sent = [[size for op, size in one[2] if op == "all_gather"] for one in got]
+    first, later = np.array(sent[0]).reshape(2, -1).tolist()
+    assert sent[0] == sent[1] and sum(later) < sum(first) and len({b / a for a, b in zip(first, later)}) > 1
+    run = simulate(parse(plan), model, load("2xh100"), TRAIN, standard())
+    moves = [m for k in run.lowered.graph.cost_key for m in run.lowered.programs[k].moves if m.op == "all_gather"]
+    assert sorted(m.num_bytes for m in moves) == sorted(first)
+    assert max(differences(*(local.whole([held], "param") for _, held, _ in got)).values()) == 0
+
+
 def test_messages_of_any_length_are_sent_as_long_as_the_longest():
     """A code whose bytes are known once they are there: copies hold the same parameters, near what is predicted."""
     got = launch(2, codes.trained, llama(), "dp2 mb1 sync=mgard", TRAIN, 2, local.FP32)
@@ -160,6 +175,7 @@ def test_momentum_gathers_what_waits_and_is_forgotten_where_a_value_was_sent():
         "dp2 mb1 sync=dgc:share=0.1",
         "dp2 mb1 sync=espresso:codec=dgc,share=0.1,coded=1",
         "dp2 mb1 sync=l-greco:rank=2,every=1",
+        "dp2 mb1 sync=l-greco:of=topk,share=0.1,every=1",
         "dp2 mb1 sync=terngrad",
         "dp4 zero1 shard2 mb1 sync=local:h=2,codec=powersgd",
     ],

@@ -66,3 +66,15 @@ def test_its_words_are_read_back():
             mw.parse_train("batch=8,seq=128"),
             mw.parse_plan("mb1 sync=local:h=4,codec=l-greco"),
         )
+
+
+def test_shares_and_bits_are_words_too_and_the_strength_of_another_code_is_refused():
+    from meshwright.errors import MeshwrightError
+    from meshwright.sync.policy import read
+
+    assert read("l-greco:of=topk,share=0.02").text == "l-greco:of=topk,share=0.02"
+    topk, levels = codec("l-greco:of=topk,share=0.4"), codec("l-greco:of=qsgd").levels
+    assert topk.levels[topk.usual] == "topk:share=0.4" and topk.levels[-1] == "topk:share=0.8"
+    assert codec("l-greco:of=qsgd").wire_bytes(4096, 4) == 2048 + 4 * 8 and levels[2] == "qsgd:bits=4"
+    with pytest.raises(MeshwrightError, match="has no rank"):
+        codec("l-greco:of=topk,rank=8")

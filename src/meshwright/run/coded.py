@@ -64,6 +64,9 @@ class CodedSum:
         #: What is sent within a backward or applied steps later goes beside everything else.
         self.queue = "outer" if fragment.lag or (fragment.every > 1 and fragment.beside) else "dp"
         self.state: dict[str, torch.Tensor] = {}
+        #: Values of a step by which ranks or codes are chosen.
+        self.measured: torch.Tensor | None = None
+        self._values: torch.Tensor | None = None
         if self.code.feedback:
             self.state[LOST] = like.new_zeros(length)
         if self.code.correction:
@@ -77,8 +80,10 @@ class CodedSum:
             for q, one in zip(first, self.factors):
                 q[..., one.rank :] = 0
             self.state[FACTOR] = torch.cat([*(q.view(-1) for q in first), like.new_empty(0)])
-            #: Values of a step by which ranks are chosen.
-            self.measured: torch.Tensor | None = None
+        self.kind = fragment.kind
+        if self.code.levels:  # the place of the code in use among them
+            self.state[FACTOR] = like.new_zeros(1)
+            self.use(self.code.usual)
         #: Whether the sign of the sum is the result.
         self.signed = fragment.update == SIGN
         self._after: dict[str, torch.Tensor] = {}
@@ -99,6 +104,7 @@ class CodedSum:
             first = torch.cat([*(p.reshape(-1) for p in next(self._rounds)), *(values[a:b] for a, b in self.plain)])
             self._sent = _Sent(first, self._start(first), values, first, 0)
             return
+        self._values = values if self.code.levels else None
         seed = self._seed() if self.code.drawn else 0
         wire = self.tensors.encode(values, seed)
         if not self.collected:
@@ -151,10 +157,17 @@ class CodedSum:
             q[..., :width] = old[..., :width]
         self.state[FACTOR].copy_(self._kept_factors(first))
 
+    def use(self, level: int) -> None:
+        """Go on in another of the codes that are chosen among."""
+        self.state[FACTOR].fill_(level)
+        self.tensors = on_tensors(self.code.levels[level])
+
     def set_step(self, step: int) -> None:
-        """Go on as after so many steps, with the ranks of the factors that were loaded."""
+        """Go on as after so many steps, with the ranks of the factors, or the code, that were loaded."""
         self.step = step
-        if self.code.adapts:
+        if self.code.levels:
+            self.use(int(self.state[FACTOR][0]))
+        elif self.code.adapts:
             qs = self.state[FACTOR].split([f.right for f in self.room])
             used = [int((q.view(-1, r.rank) != 0).any(0).sum()) for q, r in zip(qs, self.room)]
             self.factors = tuple(f._replace(rank=max(1, rank)) for f, rank in zip(self.factors, used))

@@ -107,7 +107,8 @@ class Codec(msgspec.Struct, frozen=True, kw_only=True):
     ``varies``: how many bytes there are is known once values are encoded, and ``wire_bytes`` is what to expect.
 
     ``adapts``: once in so many steps a run chooses the rank of each matrix anew, by what the ``usual`` rank of all
-    loses; ``ranks`` gives those of a prediction, by rows and columns.
+    loses; ``ranks`` gives those of a prediction, by rows and columns. Where it chooses among whole codes, one for the
+    values of a layer, ``levels`` are these, from the fewest bytes on, and ``usual`` the place of the usual one.
 
     ``options`` may stand behind the name; ``made`` gives the codec with their values.
     """
@@ -132,6 +133,7 @@ class Codec(msgspec.Struct, frozen=True, kw_only=True):
     varies: bool = False
     adapts: int = 0
     usual: int = 0
+    levels: tuple[str, ...] = ()
     ranks: Callable[[tuple[Tensor, ...]], dict[tuple[int, int], int]] | None = None
     options: tuple[RuleOption, ...] = ()
     made: Callable[[dict[str, Any]], Codec] | None = None

@@ -1,9 +1,11 @@
-"""L-GreCo (Alimohammadi et al. 2210.17357): PowerSGD whose rank is each matrix's own, chosen so that all together send
-the fewest bytes while they lose no more than with one rank for all.
+"""L-GreCo (Alimohammadi et al. 2210.17357): a code whose strength is each layer's own, chosen so that all together send
+the fewest bytes while they lose no more than with one strength for all: ranks of PowerSGD's factors by matrix, shares
+of the largest values or bits of quantised levels by layer.
 
-A run measures what every candidate rank would lose of each matrix, once in so many steps, and all ranks choose alike. A
-prediction, which has no gradients, goes by declared ones: numbers of equal variance in every matrix, whose singular
-values fall as a power of their place.
+A run measures what every candidate would lose, once in so many steps, and all copies choose alike. A prediction, which
+has no gradients, goes by declared ones: numbers of equal variance in every matrix, whose singular values fall as a
+power of their place. Of equal numbers every layer has the usual share or bits, so that a prediction counts those: as
+many bytes as the first steps of a run send, and at least as many as later ones.
 """
 
 from __future__ import annotations
@@ -14,13 +16,23 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from meshwright.sync.codecs import Tensor, powersgd
-from meshwright.sync.options import RuleOption
+from meshwright.errors import MeshwrightError
+from meshwright.sync.codecs import Tensor, buckets, powersgd, topk
+from meshwright.sync.options import RuleOption, bad
 
 EVERY = RuleOption(name="every", what="steps between two choices of ranks", default=100)
 DECAY = RuleOption(
     name="decay", what="the power by which singular values fall, for predictions", default=1.0, share=True, most=8.0
 )
+#: Codes whose strength is chosen: ranks of factors, shares of values, bits of levels; and the option of each.
+RANKS, SHARES, BITS = "powersgd", "topk", "qsgd"
+OF = RuleOption(
+    name="of",
+    what="the code whose strength each layer has its own of",
+    default=RANKS,
+    choices=lambda: (RANKS, SHARES, BITS),
+)
+OWN = {RANKS: powersgd.RANK, SHARES: topk.SHARE, BITS: msgspec.structs.replace(buckets.BITS, default="4")}
 #: Parts that the error which may be made is counted in (2210.17357, section 4.2, counts in ten times as many).
 PARTS = 1000
 
@@ -87,20 +99,53 @@ def predicted(tensors: Sequence[Tensor], rank: int, decay: float) -> dict[tuple[
     return {shape: ranks[i] for (shape, ranks), i in zip(shapes.items(), picks)}
 
 
+def shares(usual: float) -> tuple[float, ...]:
+    """Return the shares that a layer may send: from a quarter of the usual one to twice it, an eighth of it apart."""
+    return tuple(dict.fromkeys(min(1.0, usual * eighths / 8) for eighths in range(2, 17)))
+
+
 def made(values: dict[str, Any]) -> Any:
-    """Return the codec whose ranks are chosen anew once in so many steps."""
-    rank, decay = values["rank"], values["decay"]
-    return msgspec.structs.replace(
-        powersgd.made({"rank": rank}),
-        name="l-greco",
-        title="two thin factors of a rank for each matrix",
-        paper="Alimohammadi et al., 2022, arXiv 2210.17357",
-        adapts=values["every"],
-        usual=rank,
-        ranks=lambda tensors: predicted(tensors, rank, decay),
-        options=(powersgd.RANK, EVERY, DECAY),
-        made=made,
-    )
+    """Return the codec whose ranks, shares or levels are chosen anew once in so many steps.
+
+    Raises:
+        MeshwrightError: Y002 for the rank, share or bits of another code than the one whose are chosen.
+    """
+    of, every, decay = values["of"], values["every"], values["decay"]
+    wrong = [option for kind, option in OWN.items() if kind != of and values[option.name] != option.default]
+    if wrong:
+        raise MeshwrightError(
+            [bad(f"l-greco of {of} has no {o.name}", f"say of={k}, or drop it") for k, o in OWN.items() if o in wrong]
+        )
+    about = {
+        "name": "l-greco",
+        "paper": "Alimohammadi et al., 2022, arXiv 2210.17357",
+        "adapts": every,
+        "options": (OF, *OWN.values(), EVERY, DECAY),
+        "made": made,
+    }
+    if of == RANKS:
+        rank = values["rank"]
+        return msgspec.structs.replace(
+            powersgd.made({"rank": rank}),
+            title="two thin factors of a rank for each matrix",
+            usual=rank,
+            ranks=lambda tensors: predicted(tensors, rank, decay),
+            **about,
+        )
+    if of == SHARES:
+        some = shares(values["share"])
+        usual, words = topk.made({"share": values["share"]}), tuple(f"topk:share={one}" for one in some)
+        place, title = (
+            some.index(values["share"]),
+            "the largest values and their places, as many of each layer as it needs",
+        )
+    else:
+        usual, words = (
+            buckets.made({"bits": values["bits"]}, shifted=False),
+            tuple(f"qsgd:bits={n}" for n in range(2, 9)),
+        )
+        place, title = int(values["bits"]) - 2, "levels drawn, of as many bits in each layer as it needs"
+    return msgspec.structs.replace(usual, title=title, usual=place, levels=words, **about)
 
 
-CODECS = (made({"rank": powersgd.RANK.default, "every": EVERY.default, "decay": DECAY.default}),)
+CODECS = (made({option.name: option.default for option in (OF, *OWN.values(), EVERY, DECAY)}),)
