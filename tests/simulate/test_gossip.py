@@ -9,7 +9,7 @@ from meshwright.lower.meeting import meeting
 from meshwright.lower.place import Mesh
 from meshwright.plan import check, parse
 from meshwright.simulate.step import simulate
-from meshwright.sync.groups import graph
+from meshwright.sync.groups import graph, messages
 from meshwright.work import Collective
 
 BYTES = 1e9
@@ -21,7 +21,7 @@ def priced(where: str, plan: str, text: str, turn: int = 0):
     cluster = mw.load_cluster(where)
     mesh, costs = Mesh(parse(plan).on(cluster.num_devices), cluster), standard()
     group, device = mesh.among("dp"), cluster.islands[0].device
-    met = meeting(mesh, group, 0, graph(text, group.size).turns[turn])
+    met = meeting(mesh, group, 0, list(messages(graph(text, group.size).turns[turn])))
     one = costs.price(Collective(op="neighbours", num_bytes=BYTES, group=met), device).seconds
 
     def alone(size: float) -> float:

@@ -21,6 +21,7 @@ from meshwright.dataframe import dataframe
 from meshwright.plan import Plan
 from meshwright.quantity import gibibytes, seconds
 from meshwright.simulate.decide import CodeChoice
+from meshwright.simulate.divide import SumChoice
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.goal import Goal
 from meshwright.spec.model import Model
@@ -228,15 +229,14 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     it ``fits``; ``warnings`` are things the user should know before believing the answer, ``cautions`` those of them
     that belong beside its first line. ``metrics`` are its numbers with their intervals; the most asked of them have
     names here too (``step_time_s``). Why is in the ``attribution`` (seconds by cause), the ``memory`` of every rank
-    class, the ``timeline`` and the ``assumptions``.
-    ``schedule_params`` are what a schedule made for given times was given: with them the run has the same order.
-    ``goal`` is what the training run was asked to stay within. ``batches`` say how steps differ where documents do;
-    ``round`` where replicas average now and then: the timeline is that of the step that averages. ``clients``: the
-    rounds of those of a server. ``choice``: how the layers whose gradients are encoded were chosen, where the plan
-    left that open. ``equal_loss``: how many times the tokens of ``sync=step`` the plan takes to its loss,
-    where it trains differently and that is known. ``pools`` say what each of several does. ``memory_sigma``: the
-    relative error of its peaks of memory. ``tiers``: what hosts and drives hold, where state lies there.
-    ``experts``: how they are loaded, where the question says how tokens are routed.
+    class, the ``timeline`` and the ``assumptions``. ``schedule_params`` are what a schedule made for given times was
+    given: with them the run has the same order. ``goal`` is what the training run was asked to stay within. ``batches``
+    say how steps differ where documents do; ``round`` where replicas average now and then: the timeline is that of the
+    step that averages. ``clients``: the rounds of those of a server. ``choice``: how the layers whose gradients are
+    encoded, or the parts of sums, were chosen, where the plan left that open. ``equal_loss``: how many times the tokens
+    of ``sync=step`` the plan takes to its loss, where it trains differently and that is known. ``pools`` say what each
+    of several does. ``memory_sigma``: the relative error of its peaks of memory. ``tiers``: what hosts and drives hold,
+    where state lies there. ``experts``: how they are loaded, where the question says how tokens are routed.
     """
 
     model: Model
@@ -262,7 +262,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     batches: BatchSpread | None = None
     round: RoundTimes | None = None
     clients: ClientRounds | None = None
-    choice: CodeChoice | None = None
+    choice: CodeChoice | SumChoice | None = None
     equal_loss: TokensFactor | None = None
     pools: tuple[PoolShare, ...] = ()
     memory_sigma: float = 0.0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 
 import msgspec
@@ -33,6 +35,25 @@ class ProgramAnswer(msgspec.Struct, frozen=True):
 def installed() -> bool:
     """Return whether the solver is there."""
     return find_spec("highspy") is not None
+
+
+@contextmanager
+def _unsaid() -> Iterator[None]:
+    """Nothing on standard output, which is an answer's: a solver says its version there before it can be asked not
+    to."""
+    try:
+        kept = os.dup(1)
+    except OSError:  # there is none
+        yield
+        return
+    try:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.close(nowhere)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def minimise(
@@ -72,8 +93,9 @@ def minimise(
     matrix.start_ = np.concatenate([[0], np.cumsum([len(row.columns) for row in rows])])
     matrix.index_ = np.concatenate([np.asarray(row.columns, np.int64) for row in rows])
     matrix.value_ = np.concatenate([np.asarray(row.factors, np.float64) for row in rows])
-    solver = highspy.Highs()
-    solver.silent()
+    with _unsaid():
+        solver = highspy.Highs()
+        solver.silent()
     for name, value in (("time_limit", limit_s), ("mip_rel_gap", gap), ("threads", 1)):
         solver.setOptionValue(name, value)
     solver.passModel(problem)

@@ -47,6 +47,7 @@ from meshwright.sync.fragments import (
     TIED,
     VECTOR,
     WHOLE,
+    DividedOnWire,
     Fragment,
     OnWire,
     Weights,
@@ -64,7 +65,7 @@ from meshwright.sync.fragments import (
     slopes,
     stored,
 )
-from meshwright.sync.groups import graph
+from meshwright.sync.groups import graph, messages
 from meshwright.sync.policy import read
 from meshwright.sync.record import NO_CODEC
 from meshwright.sync.rounds import turns_of
@@ -96,7 +97,7 @@ class Binder:
         self.meeting = self.site(0, 0)
         self._exchanges: dict[ExchangeRole, Program] = {}
         self._ranks: dict[tuple[int, int], int] | None = None
-        self._meetings: dict[tuple[str, int, int], Group] = {}
+        self._meetings: dict[tuple, Group] = {}
 
     def site(self, index: int, rank: int) -> Site:
         """The device of a pipeline rank of a class of slices."""
@@ -292,13 +293,15 @@ class Binder:
         named = ((t.op, t.num_bytes, self._among(t, start, turn)) for t in on_wire(fragments))
         return tuple(step for step in named if step[2].size > 1)
 
-    def _among(self, one: OnWire, start: int, turn: int) -> Group:
+    def _among(self, one: OnWire | DividedOnWire, start: int, turn: int) -> Group:
         group = self.mesh.among(one.among.name, start)
         if one.op != NEIGHBOURS:
             return group
-        key = one.among.name, start, turn
+        parts = one.parts if isinstance(one, DividedOnWire) else None
+        key = one.among.name, start, turn, parts
         if key not in self._meetings:
-            self._meetings[key] = meeting(self.mesh, group, start, graph(self.policy.group, one.among.size).at(turn))
+            met = parts.messages() if parts else messages(graph(self.policy.group, one.among.size).at(turn))
+            self._meetings[key] = meeting(self.mesh, group, start, list(met))
         return self._meetings[key]
 
     def moving(self, steps: tuple[tuple[str, float, Group], ...]) -> Program:

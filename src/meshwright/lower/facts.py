@@ -73,7 +73,7 @@ def facts_of(stages: Stages, params: dict[str, object] | None = None) -> Facts:
     """Read the facts of a plan off its stages; `params` go to the schedule's builder.
 
     Raises:
-        MeshwrightError: Y003 where the layers that are encoded have still to be chosen.
+        MeshwrightError: Y003 where the policy leaves to a prediction what it has still to choose.
     """
     plan, model, mesh = stages.plan, stages.model, stages.mesh
     layout = plan.layout
@@ -81,9 +81,10 @@ def facts_of(stages: Stages, params: dict[str, object] | None = None) -> Facts:
     if policy.undecided:
         raise MeshwrightError.one(
             "Y003",
-            f"sync={policy.text} does not say which layers are encoded",
+            f"sync={policy.text} does not say {policy.rule.opens[0]}",
             place=f"plan.sync.policy = {policy.text}",
-            help="meshwright predict with this plan chooses them, and prints the plan with coded=, such as coded=0-5+9",
+            help="meshwright predict with this plan chooses, and prints the plan with it, such as "
+            f"{policy.rule.opens[1]}",
         )
     together = policy.rule.together(plan)
     exchanges = together > 1

@@ -19,6 +19,7 @@ from torch import nn
 from meshwright.run.ballot import Ballot
 from meshwright.run.coded import CodedSum
 from meshwright.run.collect import gather_async, reduce_scatter_async
+from meshwright.run.divided import DividedSum
 from meshwright.run.mesh import AxisGroup, ProcessMesh
 from meshwright.run.pieces import Parameter, TensorPiece
 from meshwright.run.record import recorder
@@ -180,10 +181,12 @@ class Bucket:
         if ways > 1:
             self.shard_gradient = torch.zeros(width, dtype=grads, device=first.device)
         #: The sum between copies, where it is encoded or is another than the sum.
-        self.code: CodedSum | ReferencedSum | Ballot | None = None
-        if not gradient.plain and not where.replica.alone:
+        self.code: CodedSum | ReferencedSum | Ballot | DividedSum | None = None
+        if (gradient.sums or not gradient.plain) and not where.replica.alone:
             like = torch.empty(0, dtype=grads, device=first.device)
-            if gradient.update == LION:
+            if gradient.sums:
+                self.code = DividedSum(gradient, where.replica, width, like)
+            elif gradient.update == LION:
                 self.code = Ballot(gradient, where.replica, width, like)
             elif gradient.update == REFERENCE:
                 self.code = ReferencedSum(gradient, where.replica, width, like, seed)

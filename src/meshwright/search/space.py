@@ -314,6 +314,13 @@ def states(space: Space, core: Core, cluster: Cluster, train: Train) -> tuple[St
     crossed = _with_others(space, tuple(out), "zero", "shard")
     found = tuple(dict.fromkeys(s if once(s.zero, core.pp) else s._replace(gather="ahead") for s in crossed))
     chosen = [one for one in {state.sync for state in found} if read(one).undecided or read(one).layers is not None]
+    if chosen and not read(chosen[0]).coded:
+        raise MeshwrightError.one(
+            "Y003",
+            f"sync={chosen[0]} leaves open {read(chosen[0]).rule.opens[0]}, which differs from plan to plan",
+            place=f"--fix sync={chosen[0]}",
+            help="search with sync=step, then ask meshwright predict for what it finds with this sync",
+        )
     if chosen:
         raise MeshwrightError.one(
             "Y003",

@@ -28,6 +28,7 @@ from meshwright.lower.structure import Structure
 from meshwright.lower.units import Unit, composition_of, unit_of
 from meshwright.plan import Plan
 from meshwright.quantity import seconds as shown
+from meshwright.simulate.divide import SumChoice, divided
 from meshwright.simulate.engine import makespans
 from meshwright.simulate.price import Pricer
 from meshwright.simulate.step import simulate
@@ -68,10 +69,15 @@ class CodeChoice(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def decided(plan: Plan, model: Model, cluster: Cluster, train: Train, costs: Costs) -> tuple[Plan, CodeChoice | None]:
-    """The plan with the layers that are encoded, and how they were chosen; the plan itself where it says them."""
+def decided(
+    plan: Plan, model: Model, cluster: Cluster, train: Train, costs: Costs
+) -> tuple[Plan, CodeChoice | SumChoice | None]:
+    """The plan with what its synchronisation left open (the layers that are encoded, or the parts of sums), and how it
+    was chosen; the plan itself where it leaves nothing."""
     if plan.several or not read(plan.sync.policy).undecided:
         return plan, None
+    if not read(plan.sync.policy).coded:
+        return divided(plan, cluster)
     began, count = perf_counter(), model.num_layers
     every = _with(plan, range(count))
     mesh = Mesh(every, cluster)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from meshwright.spec.workload import DTYPE_BYTES, STORED_BYTES
-from meshwright.sync import ballots
+from meshwright.sync import ballots, divided
 from meshwright.sync.codecs import Tensor, codec
 from meshwright.sync.combines import Combine, combine
 from meshwright.sync.groups import most_heard
@@ -93,12 +93,12 @@ class Fragment(msgspec.Struct, frozen=True, kw_only=True):
     the copies, None from all. ``codec`` is that between copies, ``within`` that inside a shard's group. ``combine`` is
     the sum, the mean, what all hold ``joined``, or a way of ``sync/combines`` that needs the values of all; ``apply``
     says who takes it: the optimizer, the passes, the parameters, or clipping. ``beside``: it runs beside the
-    computation, where that goes on.
-    ``tensors``: the shapes of the values in their order (vectors may be left out), where they are not sharded
-    and the code goes by them. ``update``: what is made of gradients, each copy's own, in place of their sum: signs of
-    Lion's updates that are counted, the sign of the sum, or differences to those at a reference point. ``served``: its
-    copies are clients, and exchange it with a
-    server. ``padding``: how much larger the largest shard is than the mean, as which all travel.
+    computation, where that goes on. ``tensors``: the shapes of the values in their order (vectors may be left out),
+    where they are not sharded and the code goes by them. ``update``: what is made of gradients, each copy's own, in
+    place of their sum: signs of Lion's updates that are counted, the sign of the sum, or differences to those at a
+    reference point. ``served``: its copies are clients, and exchange it with a server. ``padding``: how much larger the
+    largest shard is than the mean, as which all travel. ``sums``: the part of the sum that each copy makes, where they
+    are not alike.
     """
 
     what: str
@@ -124,6 +124,7 @@ class Fragment(msgspec.Struct, frozen=True, kw_only=True):
     update: str = ""
     served: bool = False
     padding: float = 1.0
+    sums: tuple[int, ...] = ()
 
     @property
     def num_bytes(self) -> float:
@@ -142,17 +143,27 @@ class Fragment(msgspec.Struct, frozen=True, kw_only=True):
         return self.update != LION and (self.combine not in ADDED or not codec(self.codec).summed)
 
 
-#: The operation of messages to some of a group.
+#: The operation of messages to some of a group, or of other sizes to each.
 NEIGHBOURS = "neighbours"
 
 
 class OnWire(NamedTuple):
     """A collective of an exchange: its operation, bytes (of all ranks' shares together for a gather, of what a rank
-    brings for a reduction; one message to a neighbour) and group."""
+    brings for a reduction; one message to a neighbour) and group. ``divided``: the parts of a sum that the
+    messages carry, where they are of these."""
 
     op: str
     num_bytes: float
     among: Among
+
+
+class DividedOnWire(NamedTuple):
+    """The messages of a divided sum, as a collective of an exchange: shares of `num_bytes` that the parts say."""
+
+    op: str
+    num_bytes: float
+    among: Among
+    parts: divided.SumMessages
 
 
 def stored(plan: Plan, train: Train) -> Stored:
@@ -299,11 +310,11 @@ def expert_scope(plan: Plan) -> int:
     return plan.edp if plan.edp % scope else scope
 
 
-def on_wire(some: Iterable[Fragment]) -> list[OnWire]:
+def on_wire(some: Iterable[Fragment]) -> list[OnWire | DividedOnWire]:
     """The collectives of fragments that are due together, one after the other: within shards first, then over their
     copies."""
-    inside: list[OnWire] = []
-    outside: list[OnWire] = []
+    inside: list[OnWire | DividedOnWire] = []
+    outside: list[OnWire | DividedOnWire] = []
     for f in some:
         if f.within != NO_CODEC and f.shard.size > 1:
             op = "all_gather" if f.what == GATHERED else "all_to_all"
@@ -326,7 +337,7 @@ def buckets(op: str, num_bytes: float, bucket_bytes: float) -> int:
     return ceil(num_bytes / bucket_bytes) if bucket_bytes and op == "all_reduce" else 1
 
 
-def _between(f: Fragment) -> list[OnWire]:
+def _between(f: Fragment) -> list[OnWire | DividedOnWire]:
     """The messages of a shard between its copies: added on their way where the code can be, else gathered by all."""
     code = codec(f.codec)
     if f.update == LION:
@@ -334,6 +345,10 @@ def _between(f: Fragment) -> list[OnWire]:
         return [OnWire("all_to_all", sent, f.replica), OnWire("all_gather", back, f.replica)]
     if f.mix is not None:
         return [OnWire(NEIGHBOURS, wire, f.replica) for wire in code.messages(coded_length(f), f.element_bytes)]
+    if f.sums:
+        return [
+            DividedOnWire(NEIGHBOURS, size, f.replica, parts) for size, parts in divided.rounds(f.num_bytes, f.sums)
+        ]
     if f.what == GRADIENTS and f.plain:
         return [OnWire("all_reduce", f.num_bytes / f.shard.size, f.replica)]
     if f.served:  # the code from every client to the server, and the model as it is stored back

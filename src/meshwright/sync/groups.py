@@ -316,6 +316,11 @@ def components(some: Graph) -> Iterator[list[int]]:
         yield found
 
 
+def messages(turn: Turn) -> Iterator[tuple[int, int, float]]:
+    """Messages of a turn, as (from, to, share of all values): all of them."""
+    return ((one.source, i, 1.0) for i, heard in enumerate(turn) for one in heard)
+
+
 def matrix(turn: Turn) -> np.ndarray:
     """The weights of a turn [replicas, replicas]: row i is the mean that replica i takes."""
     import numpy as np

@@ -17,7 +17,11 @@ def unhooked(policy: SyncPolicy) -> list[str]:
             ("it takes gradients half-way", policy.reference != 0),
             (f"it sends updates of {policy.rule.optimizer}", bool(policy.rule.optimizer)),
             ("its replicas are clients of a server", policy.rule.decider is not None),
-            ("it encodes some layers, and a hook sees none", policy.undecided or policy.layers is not None),
+            (
+                "it encodes some layers, and a hook sees none",
+                (policy.undecided and policy.coded) or policy.layers is not None,
+            ),
+            ("its sums are divided among replicas", policy.rule.name == "dedloc"),
             (f"its replicas meet in {policy.group}", policy.group != ALL),
         )
         if holds

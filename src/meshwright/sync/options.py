@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from meshwright.errors import Diagnostic, MeshwrightError
+from meshwright.sync import divided
 
 #: The text of an empty set of numbers.
 NONE = "none"
@@ -17,7 +18,8 @@ NONE = "none"
 class RuleOption(msgspec.Struct, frozen=True, kw_only=True):
     """An option of a rule or a codec: a whole number of at least ``least``, one of ``choices``, where ``share`` a part
     of one above 0 and up to ``most`` (with ``least`` 0 it may be 0 too), where ``duration`` seconds, of words such
-    as 30s, or where ``numbered`` a set of numbers from 0 on, as :func:`runs` writes it. ``default`` None: it must be
+    as 30s, where ``numbered`` a set of numbers from 0 on, as :func:`runs` writes it, or where ``parted`` the parts of a
+    whole that replicas have, as ``divided.written`` writes them. ``default`` None: it must be
     said, such as ``example``."""
 
     name: str
@@ -30,6 +32,7 @@ class RuleOption(msgspec.Struct, frozen=True, kw_only=True):
     most: float = 1.0
     duration: bool = False
     numbered: bool = False
+    parted: bool = False
 
     @property
     def wanted(self) -> str:
@@ -38,6 +41,8 @@ class RuleOption(msgspec.Struct, frozen=True, kw_only=True):
             return "a duration, such as 500ms, 30s or 10m"
         if self.numbered:
             return f"a set of numbers, such as 0-5+9, or {NONE}"
+        if self.parted:
+            return "a part for each replica, such as 3/1x2/0"
         if self.share:
             return f"a number {'from' if not self.least else 'above'} 0 and up to {self.most:g}"
         choices = self.choices()
@@ -54,6 +59,9 @@ class RuleOption(msgspec.Struct, frozen=True, kw_only=True):
         if self.numbered:
             found = numbers(text)
             return None if found is None else runs(found)
+        if self.parted:
+            parts = divided.read(text)
+            return None if parts is None else divided.written(parts)
         if self.share:
             return _part(text, self.most, none=not self.least)
         choices = self.choices()

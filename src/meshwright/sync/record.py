@@ -87,16 +87,17 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """How replicas are kept together.
 
     ``when``: steps between two exchanges; where a ``growth`` makes them more as the learning rate falls, the fewest.
-    ``fragments``: what is exchanged (``sync.fragments`` names it), at once or in
-    so many ``parts`` of the layers at different times, where ``strided`` parts take layers in turn and others take
-    neighbours. ``early``: layers are updated in the last backward of a step, and sent from there on, in place of at its
-    end. ``layers``: the numbers of those whose gradients are encoded, None for all; ``undecided``: a prediction has
-    still to choose them. ``group``: who meets whom, all or by a graph some. ``codec``: a codec with its options, as
-    ``int8`` or ``topk:share=0.01``. ``combine``: the sum or the mean of what arrives, or a combine with its options, as
-    ``trimmed:cut=2``. ``outer``: the step that applies it. ``delay``: steps after which it does, while training goes
-    on. ``reference``: gradients travel as what they differ from those at a point that moves once in so many steps in
-    the mean, 0 where they travel themselves. ``scaling``: local steps are in scales that replicas share. The ``rule``
-    that chose them has ``values`` for its ``options`` (and the codec's, the combine's and the graph's), by name.
+    ``fragments``: what is exchanged (``sync.fragments`` names it), at once or in so many ``parts`` of the layers at
+    different times, where ``strided`` parts take layers in turn and others take neighbours. ``early``: layers are
+    updated in the last backward of a step, and sent from there on, in place of at its end. ``layers``: the numbers of
+    those whose gradients are encoded, None for all; ``undecided``: a prediction has still to choose them, or the
+    ``sums``: the part that each replica makes of every sum, () for alike. ``group``: who meets whom, all or by a graph
+    some. ``codec``: a codec with its options, as ``int8`` or ``topk:share=0.01``. ``combine``: the sum or the mean of
+    what arrives, or a combine with its options, as ``trimmed:cut=2``. ``outer``: the step that applies it. ``delay``:
+    steps after which it does, while training goes on. ``reference``: gradients travel as what they differ from those at
+    a point that moves once in so many steps in the mean, 0 where they travel themselves. ``scaling``: local steps are
+    in scales that replicas share. The ``rule`` that chose them has ``values`` for its ``options`` (and the codec's, the
+    combine's and the graph's), by name.
     """
 
     rule: SyncRule
@@ -109,6 +110,7 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
     strided: bool = True
     early: bool = False
     layers: tuple[int, ...] | None = None
+    sums: tuple[int, ...] = ()
     undecided: bool = False
     group: str = ALL
     codec: str = NO_CODEC
@@ -125,7 +127,7 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
         said = {
             "when": self._when,
             "fragments": "+".join(self.fragments) + self._parted + self._differing,
-            "group": self.group,
+            "group": self.group + self._divided,
             "codec": self.codec,
             "combine": self.combine,
             "outer": self.outer,
@@ -142,7 +144,7 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def _parted(self) -> str:
         parts = f" in {self.parts} {'strided' if self.strided else 'sequential'} parts" if self.parts > 1 else ""
-        some = " in layers to choose" if self.undecided else ""
+        some = " in layers to choose" if self.undecided and self.coded else ""
         if self.layers is not None:
             some = f" encoded in layers {runs(self.layers)}"
         return parts + (" from the backward on" if self.early else "") + some
@@ -152,6 +154,13 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
         if not self.reference:
             return ""
         return " less those at a reference" + (f" of {self.reference} steps" if self.reference > 1 else "")
+
+    @property
+    def _divided(self) -> str:
+        """How the sums are divided, in words."""
+        if self.undecided and not self.coded:
+            return " in parts to choose"
+        return f" in parts {self.values['sums']}" if self.sums else ""
 
     @property
     def text(self) -> str:

@@ -62,10 +62,10 @@ def _unexecutable(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic
     if said.undecided:
         yield Diagnostic(
             code="P033",
-            message=f"sync={said.text} leaves open which layers are encoded, and a run has no timeline to choose by",
+            message=f"sync={said.text} leaves open {said.rule.opens[0]}, and a run has no timeline to choose by",
             place=f"plan.sync.policy = {said.text}",
-            help=f"meshwright predict with this plan chooses them: say the words it prints, such as {said.text},"
-            f"coded=0-{model.num_layers - 1}",
+            help="meshwright predict with this plan chooses: say the words it prints, with one such as "
+            f"{said.rule.opens[1]}",
         )
 
 

@@ -38,6 +38,7 @@ MODULES = [
     "meshwright.sync.rules.clients",
     "meshwright.sync.rules.coding",
     "meshwright.sync.rules.gossip",
+    "meshwright.sync.rules.dedloc",
 ]
 """The files that define rules, each as ``RULES``: a new rule is a file and its name here."""
 
@@ -47,14 +48,15 @@ class SyncRule(msgspec.Struct, frozen=True, kw_only=True):
 
     ``choices`` fills in the seven choices of a policy from the values of the options. ``fragments`` gives what is
     exchanged of a group of parameters; those that are due once in several steps are so together. ``together`` is how
-    many data-parallel ranks take the same step; between such sets parameters may differ. ``exact``:
-    training computes what one process would. ``optimizer``: the one whose updates are exchanged in place of gradients,
-    so that replicas keep its moments in what they send, and what comes of it is applied as it is; "" takes any.
-    ``forwards``: how many forward passes of each microbatch replicas learn by, where there are no backward ones.
-    ``vectors_apart``: vectors are exchanged apart from matrices. ``wrong`` gives what of a plan on a cluster the rule
-    cannot do. ``decider``: replicas are clients of a server, for which it makes a decider from the values of the
-    options and the number of clients. ``copies``: how many of them compute each part of a batch, in the code of
-    ``sync/clients/coded.py``.
+    many data-parallel ranks take the same step; between such sets parameters may differ. ``exact``: training computes
+    what one process would. ``optimizer``: the one whose updates are exchanged in place of gradients, so that replicas
+    keep its moments in what they send, and what comes of it is applied as it is; "" takes any. ``forwards``: how many
+    forward passes of each microbatch replicas learn by, where there are no backward ones. ``vectors_apart``: vectors
+    are exchanged apart from matrices. ``wrong`` gives what of a plan on a cluster the rule cannot do. ``decider``:
+    replicas are clients of a server, for which it makes a decider from the values of the options and the number of
+    clients. ``copies``: how many of them compute each part of a batch, in the code of ``sync/clients/coded.py``.
+    ``opens``: what the rule may leave to a prediction, and words that say it; of a rule that does, one such plan is
+    ``undecided``.
     """
 
     name: str
@@ -71,6 +73,7 @@ class SyncRule(msgspec.Struct, frozen=True, kw_only=True):
     vectors_apart: bool = False
     decider: Callable[[dict[str, Any], int], Decider] | None = None
     copies: Callable[[dict[str, Any]], int] | None = None
+    opens: tuple[str, str] | None = None
 
 
 @cache

@@ -42,6 +42,7 @@ ESPRESSO = SyncRule(
             numbered=True,
         ),
     ),
+    opens=("which layers are encoded", "coded=0-5+9"),
     together=step.STEP.together,
     wrong=step.wrong,
 )
