@@ -283,6 +283,10 @@ def test_ranks_of_tensor_parallelism_and_stages_answer_as_one_process(family, pl
     try:
         assert answers(one, asked()) == wanted
         assert one.figures().preempted
+        # and its iterations are those of one process, which are the simulator's (test_serve_simulated)
+        alone = served(tmp_path, f"{CROWDED},preempt=swap,host=64KiB,draft=ngram")
+        assert answers(alone, asked()) == wanted
+        assert [record.requests for record in one.records] == [record.requests for record in alone.records]
     finally:
         one.close()
 
