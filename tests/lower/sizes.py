@@ -11,8 +11,9 @@ def context(plan, model, train) -> Context:
     """The context that builders of pieces are given, on ranks that all lie together."""
     layout = plan.layout
     cp = (plan.head_swap, layout.cp // plan.head_swap)
-    sizes = (layout.tp, *cp, plan.experts.ep, plan.etp)
-    names = ("tp_group", "cp_inner", "cp_outer", "ep_group", "etp_group")
+    inner = plan.experts.ep_inner
+    sizes = (layout.tp, *cp, plan.experts.ep, plan.etp, inner, plan.experts.ep // inner)
+    names = ("tp_group", "cp_inner", "cp_outer", "ep_group", "etp_group", "ep_inner", "ep_outer")
     groups = {name: Group(size=size, hops=()) for name, size in zip(names, sizes, strict=True)}
     return Context.of(model.head.stream, train.microbatch(plan.pipeline.microbatch), model, plan, train, **groups)
 

@@ -17,10 +17,10 @@ TUNED = workload("batch=8,seq=64,phase=lora")
 REFUSED = [
     ("dp2", load("glm-5"), TRAIN, "P030", "glm_moe_dsa family"),
     ("dp2", load("gpt-oss-20b"), TRAIN, "P030", "families that are"),
-    ("dp2", load("gpt2"), TUNED, "P031", "several targets"),
+    ("dp2", load("gpt2"), workload("batch=8,seq=64,targets=q+v"), "P031", "c_attn, which has one adapter or none"),
     ("dp2", MOE, workload("batch=8,seq=64,targets=all"), "P031", "mixtures of experts"),
     ("tp2 overlap=tp", LLAMA, TUNED, "P033", "their input is made whole"),
-    ("dp2 sync=local:h=2", LLAMA, TUNED, "P033", "adapters under sync=local"),
+    ("dp2 sync=local:h=2,codec=int8", LLAMA, TUNED, "P033", "adapters under sync=local"),
     ("full recompute_portions=2", LLAMA, TUNED, "P033", "adapters in portions"),
     (
         "dp2 params=nf4",

@@ -188,20 +188,38 @@ def test_the_command_of_the_readme_is_a_fine_tune_of_two_processes_that_peft_and
     assert not torch.allclose(probe(tuned), probe(untouched(base)), rtol=0, atol=1e-3)
 
 
-@pytest.mark.parametrize(("family", "words"), [("gemma2", "q o gate down"), ("phi", "v o up"), ("olmo2", "k up")])
+GPT2 = {"vocab_size": 99, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "attn_pdrop": 0.0}
+GPT2 |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0}
+
+
+@pytest.mark.parametrize(
+    ("family", "words"),
+    [
+        *(("gemma2", "q o gate down"), ("phi", "v o up"), ("olmo2", "k up")),
+        *(("gpt2", "q k v down"), ("phi3", "q k v o gate up"), ("deepseek_v3", "q k o"), ("deepseek_v2", "q k")),
+    ],
+)
 def test_adapters_of_other_families_are_those_of_peft_at_their_places(family, words, tmp_path):
-    """One step's loss of adapters that PEFT drew; `transformers` computes norms in 32 bits."""
+    """One step's loss and gradients of adapters that PEFT drew; `transformers` computes norms in 32 bits."""
     called = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj", "gate": "gate_proj", "up": "up_proj"}
     called |= {"down": "down_proj"} | ({"o": "dense", "up": "fc1"} if family == "phi" else {})
+    if family == "phi3":
+        called |= dict.fromkeys("qkv", "qkv_proj") | dict.fromkeys(("gate", "up"), "gate_up_proj")
+    if "deepseek" in family:
+        called |= {"q": "q_a_proj" if family[-1] == "3" else "q_proj", "k": "kv_a_proj_with_mqa"}
+    called |= dict.fromkeys("qkv", "c_attn") | {"down": "mlp.c_proj"} if family == "gpt2" else {}
     torch.manual_seed(3)
-    base = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **CONFIGS[family])).double()
+    config = AutoConfig.for_model(family, **(CONFIGS | {"gpt2": GPT2})[family])
+    base = AutoModelForCausalLM.from_config(config, experts_implementation="eager").double()
     base.save_pretrained(tmp_path / "base")
-    targets = [called[word] for word in words.split()]
-    config = LoraConfig(r=3, lora_alpha=6, target_modules=targets, init_lora_weights=False, task_type="CAUSAL_LM")
+    targets = list(dict.fromkeys(called[word] for word in words.split()))
+    drawn = {"init_lora_weights": False, "fan_in_fan_out": family == "gpt2"}
+    config = LoraConfig(r=3, lora_alpha=6, target_modules=targets, task_type="CAUSAL_LM", **drawn)
     theirs = get_peft_model(base, config)
     theirs.save_pretrained(tmp_path / "start")
     tokens = torch.randint(0, 99, (2, 17))
     expected = torch.nn.functional.cross_entropy(theirs(tokens[:, :-1]).logits.flatten(0, 1), tokens[:, 1:].flatten())
+    expected.backward()
     model, plan = load(tmp_path / "base"), parse_plan("mb2").on(1)
     train = parse(f"batch=2,seq=16,dtype=fp32,rank=3,alpha=6,targets={words.replace(' ', '+')}")
     assert read_config(tmp_path / "start", model) == train.lora
@@ -209,7 +227,18 @@ def test_adapters_of_other_families_are_those_of_peft_at_their_places(family, wo
     load_base(tmp_path / "base", ours.base, model, group)
     load_adapter(tmp_path / "start", ours.pieces(), model, group, "")
     ours.set_step(0)
+    found: dict[str, torch.Tensor] = {}
+    held = ours.optimizer.held
+    ours.before_update.append(lambda: found.update((h.parameter.parts[0].name, h.gradient.clone()) for h in held))
     assert ours.step(data.Batch(tokens, None)).loss == pytest.approx(expected.item(), rel=1e-7)
+    wanted = {
+        name.removeprefix("base_model.model.").replace(".default.", "."): parameter.grad.flatten()
+        for name, parameter in theirs.named_parameters()
+        if parameter.requires_grad
+    }
+    assert found.keys() == wanted.keys()
+    far = {name: float((found[name] - one).abs().max() / one.abs().max()) for name, one in wanted.items()}
+    assert max(far.values()) < 1e-5, far
 
 
 def test_a_folder_that_cannot_take_its_place_leaves_the_older_one_there(tmp_path, monkeypatch):

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from meshwright.answer.predict import predict
-from meshwright.plan import parse
+from meshwright.plan import check, parse
+from meshwright.plan.executable import unexecutable
 from meshwright.run import equality
 from meshwright.run.lora.base import PackedMatrix
 from meshwright.run.lora.formats import FORMATS, NF4, packed, quantise, tree
@@ -17,8 +18,10 @@ from meshwright.run.settings import Settings
 from meshwright.run.trainer import Trainer
 from meshwright.spec.cluster import load
 from meshwright.spec.dimensions import transformer
+from meshwright.spec.model import from_config
 from meshwright.spec.workload import parse as work
 from tests.run import small
+from tests.run.small_families import CONFIGS
 
 DIMS = {
     "layers": 2,
@@ -37,11 +40,23 @@ EXPERTS = transformer(**(DIMS | {"experts": 4, "top_k": 2, "moe_ffn": 24, "name"
 #: Attention and MLP that enter and leave together.
 BESIDE = transformer(**(DIMS | {"parallel": True, "bias": True, "name": "beside"}))
 TUNED = "batch=4,seq=16,dtype=fp32,rank=4,targets=all,alpha=8"
+#: Queries, keys and values published as one transposed matrix (GPT-2); as one, and gate and up too (Phi-3); latents.
+GPT = small.gpt(name="gpt")
+PHI3 = from_config(CONFIGS["phi3"] | {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"]}, name="phi3")
+LATENT, LATENT_2 = (
+    from_config(CONFIGS[f"deepseek_{v}"] | {"model_type": f"deepseek_{v}", "architectures": [a]}, name=v)
+    for v, a in (("v3", "DeepseekV3ForCausalLM"), ("v2", "DeepseekV2ForCausalLM"))
+)
 QUANTISED = TUNED.replace("fp32", "bf16")
 CASES = [
     *((MODEL, words, TUNED) for words in ("dp2 mb2 zero1", "dp2 mb1 zero2", "pp2 mb1 zb-h1", "cp2 mb2")),
     (SHARED, "tp2 sp mb2 full", TUNED),
     (BESIDE, "tp2 mb2", TUNED),
+    (GPT, "tp2 sp mb2", TUNED.replace("all", "q+k+v+up+down")),
+    (PHI3, "tp2 mb2", TUNED),
+    (PHI3, "fsdp mb1", TUNED),
+    (LATENT, "tp2 mb2", TUNED.replace("all", "q+k+o")),
+    (LATENT_2, "tp2 sp mb2", TUNED.replace("all", "q+k+o")),
     (EXPERTS, "dp2 mb2", TUNED.replace("all", "q+v+o")),
     *((MODEL, words, f"{TUNED},lora_dropout=0.2") for words in ("tp2 nosp mb2", "fsdp mb1")),
     (MODEL, "tp2 mb2 params=nf4", QUANTISED),
@@ -59,6 +74,17 @@ def test_adapters_train_as_in_one_process_under_every_plan_and_over_every_base()
         for model, words, train in CASES
     ]
     assert {case[1]: found.most for case, found in zip(CASES, equality.apart(cases)) if not found.most < 1e-9} == {}
+
+
+def test_adapters_that_are_averaged_after_each_plain_step_are_those_of_one_process():
+    """The mean of steps against gradients of parts is a step against the mean gradient, which is below the clipping
+    norm here; the base is nobody's to average."""
+    train = work(f"{TUNED},optimizer=sgd")
+    plans = [parse(words).on(4) for words in ("pp2 dp2 mb1 sync=local:h=1", "tp2 dp2 mb2 sync=local:h=1")]
+    for plan in plans:
+        assert check(plan, MODEL, load("4xh100"), train) + unexecutable(plan, MODEL, train) == []
+    found = equality.apart([equality.EqualityCase(model=MODEL, plan=plan, train=train, steps=2) for plan in plans])
+    assert [one.parameter < 1e-11 and one.whole for one in found] == [True, True]
 
 
 # --- formats ---------------------------------------------------------------------------------------------------------

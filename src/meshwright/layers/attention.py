@@ -383,7 +383,12 @@ def state(spec: Spec) -> Cache:
 
 
 def adapters(spec: Spec, hidden: int, target: str) -> int:
-    """Inputs plus outputs of the projection of queries, keys, values or results."""
+    """Inputs plus outputs of the projection of queries, keys, values or results; of latent attention those down to the
+    latents are meant, one for keys and values."""
+    if spec.kv_lora_rank:
+        q = spec.q_lora_rank or spec.heads * spec.head_dim
+        down = {"q": q, "k": spec.kv_lora_rank + spec.rope_head_dim, "o": spec.heads * spec.v_head_dim}
+        return hidden + down[target] if target in down else 0
     out = {
         "q": spec.heads * spec.head_dim,
         "k": spec.kv_heads * spec.head_dim,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from meshwright.spec import naming
 from meshwright.spec.ends import Stream
 from meshwright.spec.items import Batch, document, num_tokens
 from meshwright.spec.layers import Moe
@@ -301,9 +302,16 @@ def linear(
         )
     )
     chosen = [(part, width) for part, width in (targets or {}).items() if frozen and part in c.train.lora.targets]
+    if len(chosen) > 1 and fused_targets(c.model, name):  # published as one matrix, which has one adapter
+        return pieces + _adapter(c, name, m, sum(width for _, width in chosen), k, input_kept=True)
     for i, (part, width) in enumerate(chosen):
         pieces += _adapter(c, name if len(targets) == 1 else f"{name} {part}", m, width, k, input_kept=i == 0)
     return pieces
+
+
+def fused_targets(model: Model, name: str) -> bool:
+    """Whether a model publishes the products of a piece of this ``name`` as one matrix."""
+    return (naming.fused(model)[0] and name == "qkv") or (naming.fused(model)[1] and name == "mlp up")
 
 
 #: Formats of a frozen base whose products keep their inputs for the backward: bitsandbytes' ``MatMul4Bit``; unverified:

@@ -16,6 +16,7 @@ from meshwright.layers.kind import Params
 from meshwright.layers.pieces import Context, Piece
 from meshwright.lower.operators import kept_bytes
 from meshwright.plan import Plan
+from meshwright.spec import naming
 from meshwright.spec.workload import DTYPE_BYTES, FROZEN_BYTES, LAYERWISE, OPTIMIZER_MOMENTS, STORED_BYTES, Lora, Train
 from meshwright.sync.codecs import codec
 from meshwright.sync.fragments import DENSE, EVERY, EXPERT, GATHERED, MOMENTS, REFERENCE, Weights, kept_values, stored
@@ -40,7 +41,8 @@ def params_of(c: Context, layer: msgspec.Struct) -> Params:
             whole=held.whole + held.common,
             repeated=held.repeated,
         )
-    adapters = lora_params(layer, c.hidden, c.train.lora) if c.tp == 1 else _adapters_of(c, layer)
+    whole = c.tp == 1 and not any(naming.fused(c.model))
+    adapters = lora_params(layer, c.hidden, c.train.lora) if whole else _adapters_of(c, layer)
     return Params(dense=dense + adapters, expert=expert, trained_dense=adapters, low=low)
 
 

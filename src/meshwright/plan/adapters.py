@@ -12,7 +12,8 @@ from meshwright.spec.layers import Moe
 from meshwright.spec.lora import FROZEN_BLOCKS
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
-from meshwright.sync.record import USUAL
+from meshwright.sync.policy import read
+from meshwright.sync.record import NO_CODEC, USUAL
 
 #: Targets in the MLP of a block.
 OF_MLP = ("gate", "up", "down")
@@ -22,15 +23,17 @@ def unexecutable(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic]
     """Yield everything that keeps adapters of a workload from being trained under a plan."""
     why = _of_model(model, train)
     if why:
-        help = "families with matrices of their own for q, k, v, gate and up: llama, mistral, qwen2, qwen3 and others"
+        help = "matrices of attention and of dense MLPs have adapters in llama, qwen, gemma, phi, gpt2 and deepseek"
         yield _bad("P031", f"adapters of {model.name} are predicted, not trained: {why}", f"phase={train.phase}", help)
         return
     if plan.overlap.tp:
         message = "adapters with overlap=tp are priced and not run: their input is made whole before the products"
         yield _bad("P033", message, "overlap.tp", "leave tp out of overlap=")
-    if plan.sync.policy != USUAL:
+    policy = read(plan.sync.policy)
+    # parameters are averaged: a base that all replicas hold alike stays as it is
+    if plan.sync.policy != USUAL and not (policy.rule.name == "local" and policy.codec == NO_CODEC):
         message = f"adapters under sync={plan.sync.policy} are priced and not run"
-        yield _bad("P033", message, f"sync.policy = {plan.sync.policy}", "drop sync=")
+        yield _bad("P033", message, f"sync.policy = {plan.sync.policy}", "say sync=local:h=8, or drop sync=")
     for name in ("portions", "loss_portions"):
         if getattr(plan.memory, name) > 1:
             message = "adapters in portions of the sequence are priced and not run"
@@ -45,10 +48,13 @@ def _of_model(model: Model, train: Train) -> str:
     names = naming.names(model)
     if names.mixer or any(block.attention is None for block in model.blocks):
         return "it mixes tokens by more than attention"
-    if names.conv or names.qkv or names.gate_up:
-        return "what it publishes as one matrix are several targets"
-    if any(block.attention.kv_lora_rank for block in model.blocks):
-        return "its attention is latent"
+    wanted, called = set(train.lora.targets), naming.modules(model)
+    for name in dict.fromkeys(called.values()):
+        one = [target for target, module in called.items() if module == name]
+        if wanted & set(one) and not wanted >= set(one):
+            return f"{' and '.join(one)} are {name}, which has one adapter or none (targets={'+'.join(one)})"
+    if "v" in wanted and "v" not in called:
+        return f"keys and values are made of one latent, {called['k']}, which is k's (targets=q+k+o)"
     gated = all(block.mlp.gated for block in model.blocks)
     if "gate" in train.lora.targets and not gated:
         return "its MLPs have no gate"
@@ -60,9 +66,19 @@ def _of_model(model: Model, train: Train) -> str:
 def _split(plan: Plan, model: Model) -> Iterator[Diagnostic]:
     """Yield each width of a quantised base that does not divide into blocks, of which each has a scale."""
     stored, tp = plan.precision.params, plan.layout.tp
+    names = naming.names(model)
+    if names.qkv and any(tp > a.kv_heads for block in model.blocks for a in block.attentions):
+        message = f"the adapter of {names.qkv} with key-value heads that ranks share is priced and not run"
+        most = min(a.kv_heads for block in model.blocks for a in block.attentions)
+        yield _bad("P033", message, f"layout.tp = {tp}", f"tp of at most the {most} key-value heads")
     if stored not in FROZEN_BLOCKS:
         return
     place = f"precision.params = {stored}"
+    latent = any(a.kv_lora_rank for block in model.blocks for a in block.attentions)
+    if names.conv or latent:
+        why = "of latent attention" if latent else "that are published transposed"
+        yield _bad("P033", f"matrices {why} stored as {stored} are priced and not run", place, "drop params=")
+        return
     if model.mixtures:
         message = f"a mixture's experts stored as {stored} are priced and not run"
         yield _bad("P033", message, place, "drop params=")

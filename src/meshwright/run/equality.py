@@ -157,10 +157,12 @@ def _differences(seen: _Seen, reference: _Seen, world: World) -> Apart:
     loss = max(_relative(a, b) for a, b in zip(seen.losses, reference.losses, strict=True))
     worst, missing = [loss], 0
     for mine, theirs in ((seen.gradients, reference.gradients), (seen.parameters, reference.parameters)):
-        whole = {name: block for name, block, _ in _blocks(theirs)}
+        whole: dict[str, torch.Tensor] = {}
+        for name, block, (region, _), shape in _blocks(theirs):  # a matrix may be several blocks below each other
+            whole.setdefault(name, block.new_zeros(shape))[region] = block
         held = {name: torch.zeros(block.shape, dtype=torch.uint8) for name, block in whole.items()}
         most = 0.0
-        for name, block, (region, known) in _blocks(mine):
+        for name, block, (region, known), _ in _blocks(mine):
             held[name][region] |= known.to(torch.uint8).cpu()
             wanted = whole[name]
             difference = (block - wanted[region]).abs()[known]
@@ -188,8 +190,10 @@ def _relative(a: float, b: float) -> float:
     return abs(a - b) / abs(b)
 
 
-def _blocks(pieces: list[tuple]) -> Iterator[tuple[str, torch.Tensor, tuple[tuple[slice, ...], torch.Tensor]]]:
-    """(published name, block, (its region, which elements are known)) of what a rank holds."""
+def _blocks(
+    pieces: list[tuple],
+) -> Iterator[tuple[str, torch.Tensor, tuple[tuple[slice, ...], torch.Tensor], tuple[int, ...]]]:
+    """(published name, block, (its region, which elements are known), published shape) of what a rank holds."""
     values: dict[str, torch.Tensor] = {}
     known: dict[str, torch.Tensor] = {}
     infos: dict[str, Parameter] = {}
@@ -205,4 +209,4 @@ def _blocks(pieces: list[tuple]) -> Iterator[tuple[str, torch.Tensor, tuple[tupl
         for part in parameter.parts:
             block = part.view(values[title].view(parameter.shape))
             mask = part.view(known[title].view(parameter.shape))
-            yield part.name, block, (part.region(tuple(block.shape)), mask)
+            yield part.name, block, (part.region(tuple(block.shape)), mask), tuple(part.shape)

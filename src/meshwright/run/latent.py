@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from meshwright.run.linear import matmul
+from meshwright.run.lora.adapters import Adapted, adapters_of, products
 from meshwright.run.parts import Norm, Pass, RowLinear, Shared
 from meshwright.run.pieces import Part
 from meshwright.run.rotary import pairs_apart, rotate
@@ -45,9 +46,18 @@ class LatentAttention(nn.Module):
         word = "q_b_proj" if spec.q_lora_rank else "q_proj"
         self.q = self._heads(f"{at}{word}.weight", spec.head_dim, spec.q_lora_rank or hidden)
         self.up = self._heads(f"{at}kv_b_proj.weight", self.plain + spec.v_head_dim, spec.kv_lora_rank)
-        self.out = RowLinear(
-            shared, f"{at}{shared.names.out}", spec.heads * spec.v_head_dim, hidden, bias=spec.out_bias
-        )
+        # of what every rank holds whole each has a part of the gradient, in adapters as in the matrices
+        tp, rows = shared.tp, self.heads * spec.head_dim
+        adapted = [
+            Adapted(t, said, (n, hidden), (0, 0), (n, hidden), 0, sum(self.widths[:i]), tp.size)
+            for i, (t, (said, n)) in enumerate(zip("qk" if spec.q_lora_rank else "k", names, strict=True))
+        ]
+        if not spec.q_lora_rank:
+            whole = (spec.heads * spec.head_dim, hidden)
+            adapted.append(Adapted("q", f"{at}q_proj", whole, (tp.index * rows, 0), (rows, hidden), 1))
+        self.adapters = adapters_of(shared, adapted)
+        inner = spec.heads * spec.v_head_dim
+        self.out = RowLinear(shared, f"{at}{shared.names.out}", inner, hidden, bias=spec.out_bias, target="o")
         self.core = HeadsCore(shared, spec)
 
     def _whole(self, name: str, names: list[tuple[str, int]], suffix: str, *inner: int) -> nn.Parameter:
@@ -67,10 +77,11 @@ class LatentAttention(nn.Module):
 
     def forward(self, x: torch.Tensor, p: Pass) -> torch.Tensor:
         shared, spec = self.shared, self.spec
-        down = shared.enter(x, self.down)
+        into = [self.down] if self.q_norm is not None else [self.down, self.q]
+        down, *queries = products(shared, x, into, self.adapters, p)
         down = down if self.down_bias is None else down + self.down_bias
         *latent, kv = down.split(self.widths, -1)
-        q = matmul(self.q_norm(latent[0]), self.q) if latent else shared.enter(x, self.q)
+        q = matmul(self.q_norm(latent[0]), self.q) if latent else queries[0]
         latent, key = kv.split([spec.kv_lora_rank, spec.rope_head_dim], -1)
         made = matmul(self.kv_norm(latent), self.up)
         # [s, b, heads * width] -> [b, s, heads, width]
@@ -83,4 +94,4 @@ class LatentAttention(nn.Module):
         turned, key = rotate(turned, *self.core.rotary(p), shared.plan.kernels.compile).split([self.heads, 1], 2)
         q, k = torch.cat((q, turned), -1), torch.cat((k, key.expand(-1, -1, self.heads, -1)), -1)
         out = self.core(q, k, v.contiguous(), p)
-        return self.out(out.transpose(0, 1).flatten(-2))
+        return self.out(out.transpose(0, 1).flatten(-2), p)

@@ -260,7 +260,11 @@ class Mlp(nn.Module):
         at, called = (tp.index * width, 0), ("gate", "up") if spec.gated else ("up",)
         whole, size = (spec.ffn, hidden), (width, hidden)
         named = [(target, f"{prefix}{n.mlp}{word}", i * width) for i, (target, word) in enumerate(zip(called, words))]
-        self.adapters = adapters_of(shared, [Adapted(t, name, whole, at, size, 0, row) for t, name, row in named])
+        adapted = [Adapted(t, name, whole, at, size, 0, row) for t, name, row in named]
+        if spec.gated and n.gate_up:  # one matrix has one adapter
+            both, blocks = (2 * spec.ffn, hidden), tuple((i * spec.ffn + at[0], width) for i in range(2))
+            adapted = [Adapted("up", f"{prefix}{n.mlp}{n.gate_up}", both, (0, 0), (rows, hidden), blocks=blocks)]
+        self.adapters = adapters_of(shared, adapted)
         self.bias = None
         if spec.bias:
             self.bias = shared.make(f"{prefix}{n.mlp}up.bias", (rows,), parts(".bias"), init="zeros")

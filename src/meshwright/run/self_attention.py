@@ -117,6 +117,10 @@ class AttentionModule(nn.Module):
         adapted = [
             Adapted(t, name, (n, hidden), (at, 0), (rows, hidden), *place) for t, name, n, at, rows, place in own
         ]
+        if fused:  # one matrix has one adapter
+            at, rows = tuple(zip(base, (at_q, at_kv, at_kv))), (q, kv, kv)
+            blocks_of = tuple((first + mine, count) for (first, mine), count in zip(at, rows))
+            adapted = [Adapted("q", names[0], (sum(wholes), hidden), (0, 0), (sum(rows), hidden), blocks=blocks_of)]
         self.adapters = adapters_of(shared, adapted)
         out_name = f"{prefix}{shared.names.attention}{shared.names.out}"
         self.out = RowLinear(shared, out_name, spec.heads * d, hidden, bias=spec.out_bias, target="o")

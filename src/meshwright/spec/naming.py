@@ -142,6 +142,27 @@ def school(model: Model) -> str:
     return SCHOOLS.get(model.family, "")
 
 
+def modules(model: Model) -> dict[str, str]:
+    """Return the published module of each target of adapters that a model has; targets that are one matrix have
+    the same. Of latent attention they are the projections down to the latents (that
+    of keys and values is k's), and the queries' own where they have no latent."""
+    n = names(model)
+    q, k, v = (n.qkv,) * 3 if n.qkv else ("q_proj", "k_proj", "v_proj")
+    latent = next((a for block in model.blocks for a in block.attentions if a.kv_lora_rank), None)
+    if latent is not None:
+        q, k, v = "q_a_proj" if latent.q_lora_rank else "q_proj", "kv_a_proj_with_mqa", ""
+    gate, up = (n.gate_up,) * 2 if n.gate_up else (n.gate, n.up)
+    o, down = (n.attention + n.out, n.mlp + n.down) if n.out == n.down else (n.out, n.down)
+    said = {"q": q, "k": k, "v": v, "o": o, "gate": gate, "up": up, "down": down}
+    return {target: name for target, name in said.items() if name}
+
+
+def fused(model: Model) -> tuple[bool, bool]:
+    """Whether a model publishes queries, keys and values, and gate and up, as one matrix, which has one adapter."""
+    found = _NAMES.get(school(model))
+    return (False, False) if found is None else (bool(found.qkv), bool(found.gate_up))
+
+
 def names(model: Model) -> Names:
     """The names of a model that can be trained (``plan/executable.py`` refuses the others)."""
     return _NAMES[school(model)]

@@ -29,7 +29,8 @@ SITES = 1 << 32
 class Adapted(NamedTuple):
     """A published matrix that may have an adapter: the ``target`` that LoRA calls it, its ``name`` and ``shape`` [out,
     in], the (row, column) ``offset`` of this rank's block and the block's ``size``. In a fused product it is in the
-    matrix number ``where`` from row ``row`` on. ``alike`` neighbouring tensor-parallel ranks hold this block."""
+    matrix number ``where`` from row ``row`` on. ``alike`` neighbouring tensor-parallel ranks hold this block. Where it
+    is several ``blocks`` below each other, these are the (published row, rows) of each."""
 
     target: str
     name: str
@@ -39,6 +40,7 @@ class Adapted(NamedTuple):
     where: int = 0
     row: int = 0
     alike: int = 1
+    blocks: tuple[tuple[int, int], ...] = ()
 
 
 class Adapter(nn.Module):
@@ -54,10 +56,13 @@ class Adapter(nn.Module):
         own = {"adapter": True, "copies": of.alike, "sums": of.alike}
         a, b = f"{of.name}.lora_A.weight", f"{of.name}.lora_B.weight"
         first = Part(a, (lora.rank, inner), (0, of.offset[1]), (slice(None),))
-        second = Part(b, (out, lora.rank), (of.offset[0], 0), (slice(None),))
+        second, row = [], 0
+        for first_row, count in of.blocks or ((of.offset[0], rows),):
+            second.append(Part(b, (out, lora.rank), (first_row, 0), (slice(row, row + count),)))
+            row += count
         shape, bound = (lora.rank, columns), inner**-0.5
         self.a = shared.make(a, shape, [first], init="uniform", std=bound, **(every if inwards else own))
-        self.b = shared.make(b, (rows, lora.rank), [second], init="zeros", **(own if inwards else every))
+        self.b = shared.make(b, (rows, lora.rank), second, init="zeros", **(own if inwards else every))
         self.site = SITES + zlib.crc32(of.name.encode())
 
     def forward(self, x: torch.Tensor, p: Pass | None) -> torch.Tensor:

@@ -53,7 +53,7 @@ BESIDE = ("*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt")
 class AdapterRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The record in a checkpoint of adapters, beside their values: the words of ``lora``, the published ``modules``
     that have them, the name of the ``base`` and the ``digest`` of its weights, and the ``matrices`` of it that were
-    ``stored`` in a format of their own."""
+    ``stored`` in a format of their own. ``turned``: it is published as [in, out] (GPT-2)."""
 
     lora: Lora
     modules: tuple[str, ...]
@@ -61,25 +61,21 @@ class AdapterRecord(msgspec.Struct, frozen=True, kw_only=True):
     digest: str = ""
     stored: str = ""
     matrices: tuple[str, ...] = ()
+    turned: bool = False
 
     @classmethod
     def of(cls, model: Model, lora: Lora, params: str, weights: str) -> AdapterRecord:
         """Build the record of a run of `lora` over `weights` that are stored as `params` of a plan."""
-        called = _called(model)
+        called = naming.modules(model)
         return cls(
             lora=lora,
-            modules=tuple(called[target] for target in lora.targets if target in called),
+            modules=tuple(dict.fromkeys(called[target] for target in lora.targets if target in called)),
+            turned=naming.names(model).conv,
             base=weights or model.name,
             digest=weights_digest(weights) if weights else "",
             stored=params if params in FORMATS else "",
-            matrices=tuple(called.values()) if params in FORMATS else (),
+            matrices=tuple(dict.fromkeys(called.values())) if params in FORMATS else (),
         )
-
-
-def _called(model: Model) -> dict[str, str]:
-    n = naming.names(model)
-    said = ("q_proj", "k_proj", "v_proj", n.out, n.gate, n.up, n.down)
-    return {target: name for target, name in zip(LORA_TARGETS, said, strict=True) if name}
 
 
 # --- in --------------------------------------------------------------------------------------------------------------
@@ -109,11 +105,13 @@ def read_config(folder: str | Path, model: Model) -> Lora:
     ways += [f"init_lora_weights={begun}"] if not isinstance(begun, bool) and begun not in BASE_KEPT else []
     if ways:
         raise _not_ours(f"{', '.join(ways)} is not trained here", folder)
-    known = {name: target for target, name in _called(model).items()}
-    strange = sorted(set(modules) - set(known))
+    known = naming.modules(model)
+    hit = {target for target, name in known.items() if any(f".{name}".endswith(f".{one}") for one in modules)}
+    strange = sorted(m for m in modules if not any(f".{name}".endswith(f".{m}") for name in known.values()))
     if strange:
-        raise _not_ours(f"{model.name} has no {', '.join(strange)}: its matrices are {', '.join(known)}", folder)
-    targets = tuple(target for target in LORA_TARGETS if _called(model).get(target) in modules)
+        there = ", ".join(dict.fromkeys(known.values()))
+        raise _not_ours(f"{model.name} has no {', '.join(strange)}: its matrices are {there}", folder)
+    targets = tuple(target for target in LORA_TARGETS if target in hit)
     alpha = alpha * math.sqrt(rank) if said.get("use_rslora") else alpha
     return Lora(rank=rank, targets=targets, alpha=0.0 if alpha == rank else float(alpha), dropout=float(dropout))
 
@@ -234,7 +232,7 @@ def export_adapter(checkpoint: str | Path, folder: str | Path, *, over: bool = F
         "lora_dropout": lora.dropout,
         "target_modules": list(record.modules),
         "bias": "none",
-        "fan_in_fan_out": False,
+        "fan_in_fan_out": record.turned,
         "inference_mode": True,
         "init_lora_weights": True,
         "use_rslora": False,
@@ -272,7 +270,8 @@ def export_merged(checkpoint: str | Path, weights: str | Path, folder: str | Pat
             made = quantised(made, how).restored(how, torch.float32)
         if factors[0] in reader.index.tensors:
             a, b = (_tensor(reader, one) for one in factors)
-            made = made + record.lora.scale * (b @ a)
+            added = record.lora.scale * (b @ a)
+            made = made + (added.T if record.turned else added)
         return made.to(head.dtype)
 
     types = {name: source.values().dtype for name, source in there.items()}
