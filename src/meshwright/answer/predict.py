@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
+from meshwright.answer.allot import allotted
 from meshwright.answer.clients import client_rounds
 from meshwright.answer.experts import expert_answer, expert_assumptions, expert_cautions
 from meshwright.answer.flops import dense_peak, executed_ratio, step_flops
@@ -76,11 +77,12 @@ def predict(
         MeshwrightError: every violation that makes the plan illegal here (P codes); O003 and O004 for a world in which
             the run does not end, or that does not say enough, O005 for one of clients where the plan has none.
     """
+    costs = costs or standard_on(cluster, dtype=plan.pools[0].plan.precision.compute or train.dtype)
+    plan, allotment = allotted(plan, model, cluster, train, costs)
     plan = plan.on(cluster.num_devices)
     found = check(plan, model, cluster, train)
     if found:
         raise MeshwrightError(found)
-    costs = costs or standard_on(cluster, dtype=plan.pools[0].plan.precision.compute or train.dtype)
     plan, choice = decided(plan, model, cluster, train, costs)
     # replicas with steps of their own, and pools, are timed on a typical batch
     typical = bool(plan.several) or not read(plan.sync.policy).exact
@@ -135,7 +137,7 @@ def predict(
         warnings=told,
         cautions=(
             *doubts,
-            *(() if choice is None else (choice.text,)),
+            *(one.text for one in (choice, allotment) if one is not None),
             *_approximate(plan, train, rounds),
             *otherwise(plan),
             *more_tokens(equal),

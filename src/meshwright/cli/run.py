@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from meshwright.answer.prediction import Prediction
     from meshwright.plan import Plan
     from meshwright.run.job import Job
+    from meshwright.spec.cluster import Cluster
+    from meshwright.spec.model import Model
     from meshwright.spec.workload import Train
     from meshwright.timeline import Timeline
 
@@ -149,6 +151,17 @@ def _of_clients(given: RunOptions, job: Job, predicted: Callable[[Any], Predicti
     return 0
 
 
+def _with_devices(plan: Plan, model: Model, cluster: Cluster, train: Train, framework: str) -> Plan:
+    """The plan with devices for pools that leave them open, those that a prediction gives them."""
+    if not plan.several:
+        return plan
+    from meshwright.answer.allot import allotted
+    from meshwright.cost import standard_on
+
+    costs = standard_on(cluster, framework or cluster.islands[0].device.framework or OWN)
+    return allotted(plan, model, cluster, train, costs)[0]
+
+
 def _read(given: RunOptions, wrong: list[Diagnostic]) -> tuple[Job, Callable[[Any], Prediction]]:
     """The job, and its prediction for documents of given lengths, once nothing is wrong with either."""
     said = {field: getattr(given, field) for field in (*WANTED, *OPTIONAL)}
@@ -167,6 +180,7 @@ def _read(given: RunOptions, wrong: list[Diagnostic]) -> tuple[Job, Callable[[An
     if wrong or found:
         raise MeshwrightError([*wrong, *found])
     model, cluster, train, plan = parts
+    plan = _with_devices(plan, model, cluster, train, question.framework)
     plan, train = _computed_in(given.dtype, plan.on(cluster.num_devices), train)
     weights = weights_of(given, question, train)
     train = adapted(given, weights, model, train, wrong)
