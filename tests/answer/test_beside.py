@@ -55,9 +55,10 @@ def test_a_job_that_waits_for_operations_has_no_more_than_its_multiprocessors():
 
 
 def test_each_replica_has_the_job_of_the_heaviest_matching():
-    (first, second) = asked(WORDS + "+gpt2:batch=1:seq=128", "dp2", "2xh100").beside
+    few = WORDS.replace("requests=40", "requests=10") + ",sharing=fixed-share:0.3"
+    (first, second) = asked(few.replace(JOB, JOB + "+gpt2:batch=1:seq=128"), "dp2", "2xh100").beside
     assert {first.job, second.job} == {"bert-large:batch=8:seq=512", "gpt2:batch=1:seq=128"}
-    lone, none = sorted(asked(WORDS, "dp2", "2xh100").beside, key=lambda one: not one.job)
+    lone, none = sorted(asked(few, "dp2", "2xh100").beside, key=lambda one: not one.job)
     assert lone.job and not none.job and none.slowdown == pytest.approx(1.0)
 
 

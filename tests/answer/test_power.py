@@ -9,7 +9,7 @@ from meshwright.cost.power import draw
 from meshwright.errors import MeshwrightError
 from meshwright.spec.serve import parse
 
-WORDS = "rate=6,prompt=1024,output=64,requests=40,power="
+WORDS = "rate=6,prompt=1024,output=32,requests=24,power="
 
 
 def asked(power, plan="dp4", on="4xh100", words=WORDS):
