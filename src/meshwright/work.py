@@ -181,7 +181,7 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
 
 class Group(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """The ranks of one collective, as the levels they span from the inside out; where each sends to some others alone,
-    ``fan`` of them in the mean."""
+    ``fan`` of them at most."""
 
     size: int
     hops: tuple[Hop, ...]

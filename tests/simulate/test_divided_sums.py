@@ -7,6 +7,8 @@ import pytest
 
 import meshwright as mw
 from meshwright.errors import MeshwrightError
+from meshwright.lower.meeting import meeting
+from meshwright.lower.place import Mesh
 from meshwright.plan import check, parse
 from meshwright.simulate.divide import shares
 from meshwright.sync import divided
@@ -61,6 +63,15 @@ def test_between_equal_peers_messages_are_those_of_an_all_reduce():
         for source, _, share in parts.messages():
             sent[source] += share * num_bytes
     assert sent == pytest.approx([2 * (n - 1) / n * size] * n)
+
+
+def test_a_server_receives_from_all_and_then_sends_to_all():
+    """Three whole messages at its port each way, whoever prices the link; each other replica has one."""
+    cluster = mw.load_cluster("4x1xh100,10gbe")
+    mesh = Mesh(parse("dp4"), cluster)
+    rounds = [parts for _, parts in divided.rounds(1e6, (1, 0, 0, 0))]
+    met = [meeting(mesh, mesh.among("data"), 0, list(parts.messages())) for parts in rounds]
+    assert [(one.fan, one.hops[-1].messages) for one in met] == [(3, 3), (3, 3)]
 
 
 def test_parts_are_words_that_read_back():

@@ -58,14 +58,12 @@ def meeting(mesh: Mesh, group: Group, start: int, messages: Sequence[Message]) -
                 messages=busiest * far,
             )
         )
-    return Group(size=group.size, hops=tuple(hops), fan=_fan(messages, group.size))
+    return Group(size=group.size, hops=tuple(hops), fan=_fan(messages))
 
 
-def _fan(messages: Sequence[Message], num_replicas: int) -> float:
-    """Messages of a rank in the mean; where they are of unequal sizes, those of the busiest together."""
-    sizes = np.array([share for _, _, share in messages])
-    if (sizes == 1).all():
-        return len(messages) / num_replicas
+def _fan(messages: Sequence[Message]) -> float:
+    """Messages of the rank that sends or receives most, as so many whole ones."""
+    sizes = [share for _, _, share in messages]
     return max(float(np.bincount([one[end] for one in messages], sizes).max()) for end in (0, 1))
 
 
