@@ -71,6 +71,7 @@ def _averages(policy: SyncPolicy) -> bool:
         and policy.growth is None
         and policy.rule.decider is None
         and not policy.rule.optimizer
+        and not policy.own_data
     )
 
 

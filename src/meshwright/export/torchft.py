@@ -92,6 +92,8 @@ def _no_round(policy: SyncPolicy) -> Iterator[str]:
         yield f"this takes the {policy.combine.partition(':')[0]}"
     if policy.outer.eager or policy.outer.clip:
         yield "this outer step is " + ("eager" if policy.outer.eager else "clipped")
+    if policy.own_data:
+        yield "its replicas have text of their own"
     if policy.undecided or policy.layers is not None:
         yield "this encodes some layers"
     if policy.early:

@@ -22,6 +22,13 @@ def share_of(trainer: Trainer, corpus: Corpus, number: int) -> Batch:
     return corpus.batch(number, dp.index, dp.size) if rows is None else corpus.batch(number).taking(rows)
 
 
+def own_of(trainer: Trainer, corpus: Corpus, step: int) -> Batch:
+    """Return what a rank takes in a step whose replica has a run of the text of its own."""
+    dp, replicas = trainer.mesh["dp"], trainer.rounds.replicas
+    each = dp.size // replicas
+    return corpus.own(step, dp.index // each, replicas, dp.index % each, each, corpus.global_batch // dp.size)
+
+
 class Judge:
     """Judges what a trainer holds by held-out text: every replica its share of the rows, with its own parameters, so
     that of replicas that differ it is the mean of their losses. Ranks do the forwards of their schedule, without

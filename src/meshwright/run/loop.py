@@ -28,7 +28,7 @@ from meshwright.run.exchanges import in_step
 from meshwright.run.gather import gather
 from meshwright.run.held import device_name, peak_bytes
 from meshwright.run.job import Job, RunSummary
-from meshwright.run.judge import Judge, share_of
+from meshwright.run.judge import Judge, own_of, share_of
 from meshwright.run.lora.peft import export
 from meshwright.run.mesh import ProcessMesh
 from meshwright.run.metrics import METRICS, Metrics, ProgressLine
@@ -37,6 +37,7 @@ from meshwright.run.reports import CallbackFailed, Reporter, StepHook, StepRepor
 from meshwright.run.routing import measures, watched
 from meshwright.run.trainer import StepResult, Trainer
 from meshwright.run.world import World
+from meshwright.sync.policy import read
 from meshwright.timeline import Counter, Timeline
 from meshwright.world.growth import Growth
 
@@ -64,6 +65,9 @@ def train(world: World, job: Job, on_step: Told | None = None) -> dict[str, Any]
     """
     place = mesh.build(in_step(job.plan), device=world.device)
     corpus = open_corpus(world, job, place)
+    if isinstance(corpus, data.MixedText) and read(job.plan.sync.policy).own_data:
+        help = "name one text, of which each replica has a run, or say sync=local"
+        raise MeshwrightError.one("D009", "replicas share out one text, not a mixture", place="--data", help=help)
     how = {"settings": job.settings, "schedule_params": job.schedule_params, "portions": job.portions}
     trainer = Trainer(job.model, job.plan, job.train, place, **how, group_costs=job.group_costs)
     begin(job, trainer)
@@ -223,7 +227,8 @@ class RankRun:
         """The rows of a step that this rank trains on."""
         if self.growth is not None:
             return self.corpus.share(self.sequences, self.trainer.train.global_batch, self.dp.index, self.dp.size)
-        return share_of(self.trainer, self.corpus, step)
+        of = own_of if self.trainer.rounds.policy.own_data else share_of
+        return of(self.trainer, self.corpus, step)
 
     def _grow(self) -> None:
         """Take the batch that the last step's gradient asks for."""

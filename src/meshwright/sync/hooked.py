@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from meshwright.sync.codecs import codec
 from meshwright.sync.fragments import GRADIENTS
 from meshwright.sync.record import ALL, SyncPolicy
 
@@ -14,7 +15,9 @@ def unhooked(policy: SyncPolicy) -> list[str]:
             (f"it exchanges once in {policy.spacing:.4g} steps", policy.spacing != 1),
             (f"it exchanges {' and '.join(policy.fragments)}", policy.fragments != (GRADIENTS,)),
             (f"its result is applied {policy.delay} steps later", policy.delay != 0),
+            ("its replicas have text of their own", policy.own_data),
             ("it takes gradients half-way", policy.reference != 0),
+            (f"{policy.codec} chooses anew as gradients change", codec(policy.codec).adapts != 0),
             (f"it sends updates of {policy.rule.optimizer}", bool(policy.rule.optimizer)),
             ("its replicas are clients of a server", policy.rule.decider is not None),
             (

@@ -96,8 +96,8 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
     what arrives, or a combine with its options, as ``trimmed:cut=2``. ``outer``: the step that applies it. ``delay``:
     steps after which it does, while training goes on. ``reference``: gradients travel as what they differ from those at
     a point that moves once in so many steps in the mean, 0 where they travel themselves. ``scaling``: local steps are
-    in scales that replicas share. The ``rule`` that chose them has ``values`` for its ``options`` (and the codec's, the
-    combine's and the graph's), by name.
+    in scales that replicas share. ``own_data``: each replica has a run of the text that no other has. The ``rule`` that
+    chose them has ``values`` for its ``options`` (and the codec's, the combine's and the graph's), by name.
     """
 
     rule: SyncRule
@@ -119,6 +119,7 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
     delay: int = 0
     reference: int = 0
     scaling: SharedScales | None = None
+    own_data: bool = False
 
     def __getitem__(self, option: str) -> Any:
         return self.values[option]

@@ -47,6 +47,14 @@ def _wrong(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator
             place=f"plan.sync.policy = {said.text}",
             help="drop grow, align and clusters from the workload, or drop sync",
         )
+    if said.own_data and (train.clusters or train.packing == "balanced"):
+        taken = f"clusters={train.clusters}" if train.clusters else "pack=balanced"
+        yield Diagnostic(
+            code="Y003",
+            message=f"every replica has a run of the text of its own, and {taken} divides the text otherwise",
+            place=f"plan.sync.policy = {said.text}",
+            help=f"drop {taken} from the workload, or say sync=local:h={said.when}",
+        )
     if said.early and (train.optimizer in LAYERWISE or train.align):
         yield Diagnostic(
             code="Y003",

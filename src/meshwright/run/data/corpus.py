@@ -97,6 +97,12 @@ class Corpus(msgspec.Struct, frozen=True, kw_only=True):
             return self.share(step * self.global_batch, self.global_batch, dp_index, dp_size)
         return self._packed(self.rows, step, taken(self.global_batch, dp_index, dp_size, self.rows.packing))
 
+    def own(self, step: int, part: int, parts: int, among: int = 0, of: int = 1, rows: int = 1) -> Batch:
+        """The `rows` of one of `of` ranks, that at `among`, in step `step` of a replica that has the run `part` of the
+        text alone, one of `parts` equal ones."""
+        apart = msgspec.structs.replace(self, clusters=parts)
+        return apart.share(step * of * rows, of * rows, among, of, part=part)
+
     def share(self, first: int, count: int, dp_index: int = 0, dp_size: int = 1, *, part: int = 0) -> Batch:
         """The share of a data-parallel rank of `count` sequences of the endless order, from the one at `first` on; with
         clusters, of the order of the cluster `part`, one of as many equal runs of the text.
