@@ -140,7 +140,9 @@ def test_a_command_trains_clients_and_says_what_a_simulation_does(tmp_path, caps
     config.write_text(json.dumps(small | {"tie_word_embeddings": True}))
     argv = [str(config), "--on", "2x1xh100,1gbe", "--train", "batch=2,seq=16,dtype=fp32"]
     argv += ["--plan", "dp2 mb1 sync=fedavg:h=2", "--world", "speeds=1/2"]
-    assert main(["run", *argv, "--data", "sample", "--device", "cpu", "--steps", "4", "--json"]) == 0
+    out = ["--out", str(tmp_path / "out")]
+    assert main(["run", *argv, "--data", "sample", "--device", "cpu", "--steps", "4", *out, "--json"]) == 0
+    assert (tmp_path / "out" / "step-00000004").is_dir()
     found = json.loads(capsys.readouterr().out)["clients"]
     assert [v["answers"] for v in found["versions"]] == [2, 2] and found["simulated_s"] > 0
     assert main(["predict", *argv, "--json"]) == 0

@@ -303,8 +303,9 @@ def _save(job: Job, trainer: Trainer) -> str:
         return ""
     saver = AsyncSaver(job.out, trainer.mesh["world"], device=trainer.mesh.device, keep=job.keep)
     try:
+        first = trainer.mesh.first  # every client holds all that there is, and one of them writes it
         saver.begin(
-            trainer.pieces(),
+            [one._replace(owner=one.owner and first) for one in trainer.pieces()],
             Meta(
                 step=job.steps,
                 seed=job.settings.seed,
