@@ -41,7 +41,8 @@ def server(folder):
         try:
             url, name, *_ = process.stdout.readline().split()
             assert name == "llama"
-            yield process, openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+            with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+                yield process, client
         finally:
             process.kill()
 
