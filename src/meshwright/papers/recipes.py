@@ -128,6 +128,7 @@ def _laid_out(plan: Plan, **changed: int) -> Plan:
 
 RECIPES: dict[str, Function] = {
     "encode_by_powersgd": encoded_gradients("powersgd:rank=4"),
+    "sums_by_links": encoded_gradients("dedloc"),
     "encode_by_terngrad": encoded_gradients("terngrad"),
     "encode_by_dynamic8": encoded_gradients("dynamic8"),
     "encode_where_faster": encoded_gradients("espresso:codec=dgc"),
