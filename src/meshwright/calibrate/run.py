@@ -13,7 +13,7 @@ from meshwright.calibrate.kernels import FittedCurve, fit, profile
 from meshwright.calibrate.samples import CLASSES, LeftRows, samples
 from meshwright.calibrate.transfer import leave_out
 from meshwright.cost.carried import Carried
-from meshwright.cost.curve import CurveProfile
+from meshwright.cost.curve import CurveProfile, Fit
 from meshwright.cost.fitted import FORMAT_VERSION, read_profile
 from meshwright.version import VERSION
 
@@ -91,6 +91,15 @@ def write(done: Calibrated, classes: tuple[str, ...], folder: Path) -> list[Path
         write_bytes(path, f"{head}{lines}\n]}}\n".encode())
         written.append(path)
     return written
+
+
+def merge(device: str, fits: list[Fit], folder: Path) -> Path:
+    """Write curves of a device into its file in `folder`, in place of those of the same kernels; the others stay."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path, fresh = folder / f"{device}.json", {(f.op, f.dtype) for f in fits}
+    kept = read_profile(path.read_bytes(), path.name).curves if path.is_file() else ()
+    write_bytes(path, _text(profile(device, [*(c for c in kept if (c.op, c.dtype) not in fresh), *fits])))
+    return path
 
 
 def _text(profile: CurveProfile) -> bytes:

@@ -23,6 +23,10 @@ file of --out, for --framework FILE of predict, search and the others.
 With --server, probes of a running server fit a profile of it, with errors on probes left out: predict --serve then
 answers for other traffic with --engine-profile FILE.
 
+With --few, a device that nobody measured gets curves of matrix products from a few of them, and from the curves of
+known devices: without --data, the table of which to measure is written to --out; with --data, the curves are learned
+from it and written where predictions look for them.
+
 Profiles are written to --out (kernels/, network/, frameworks/ and engines/ in it); a prediction uses the catalog's
 unless told otherwise."""
 #: Where what was measured is kept until all of it is, in the folder of the profile.
@@ -42,6 +46,7 @@ class CalibrateOptions(msgspec.Struct, frozen=True, kw_only=True):
     ) = ""
     framework: options.text("NAME", "With --runs: the profile to begin from; the likeliest stack if left out.") = ""
     keep_good: options.switch("With --runs: go on without the rows that are wrong.") = False
+    few: options.text("COUNT", "With --device: learn its products' curves from so many of them.") = ""
     here: options.switch("Measure this machine instead, for --on 2xhere; minutes on a laptop.") = False
     quick: options.switch("With --here: fewer sizes and repeats, for small models; within a minute.") = False
     ranks: options.text(
@@ -80,6 +85,10 @@ def run(argv: list[str]) -> int:
             Diagnostic(code="K001", message="--quick says how much of this machine is measured, and nothing of it is",
                        place="--quick", help="say --here --quick, or leave --quick out")
         )  # fmt: skip
+    if given.few:
+        from meshwright.cli.calibrate_few import run_few
+
+        return run_few(given, wrong)
     wrong += options.missing({"data": given.data}, {"data": "--data DIR"}, command="calibrate")
     only = [name for name in given.only.split(",") if name] or _there(Path(given.data))
     wrong += [_unknown(name) for name in only if name not in CLASSES]

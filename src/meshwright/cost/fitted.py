@@ -360,6 +360,23 @@ def profiles(folder: Path | None = None, *, serving: bool = False) -> tuple[dict
     return found, Spreads(left)
 
 
+def measured_few(known: dict[str, CurveProfile]) -> dict[str, CurveProfile]:
+    """Return the profiles in the user's own folder, with what `known` has of the same devices and other kernels.
+
+    Raises:
+        MeshwrightError: K008 when a file there is no profile of this format.
+    """
+    found = {}
+    where = catalog.measured_here() / "kernels"
+    for file in sorted(where.glob("*.json")) if where.is_dir() else ():
+        own = read_profile(file.read_bytes(), str(file))
+        said = {(c.op, c.dtype) for c in own.curves}
+        others = known[own.device].curves if own.device in known else ()
+        curves = (*own.curves, *(c for c in others if (c.op, c.dtype) not in said))
+        found[own.device] = msgspec.structs.replace(own, curves=curves)
+    return found
+
+
 def link(
     *, serving: bool = False, flash: int = 0, fused: bool = False, folder: Path | None = None, without: str = ""
 ) -> Link:
@@ -368,9 +385,11 @@ def link(
     `serving`: attention also writes a cache (inference engines). `flash`: generation of FlashAttention that training
     runs on every device (0: the device's own). `fused`: no kernel of its own quantises a product's operands. `folder`:
     profiles that ``meshwright calibrate --out`` wrote, instead of the catalog's. `without`: a device as if nobody had
-    measured it.
+    measured it. Curves in the user's own folder (``calibrate --few``) stand before the catalog's.
     """
     known, spreads = profiles(folder, serving=serving)
+    if folder is None:
+        known = known | measured_few(known)
     if without:
         known, spreads = {n: p for n, p in known.items() if n != without}, spreads.without(without)
     return Fitted(known, spreads, serving=serving, flash=flash, fused=fused)

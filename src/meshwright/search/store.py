@@ -104,7 +104,8 @@ def identity(model: Model, cluster: Cluster, train: Train, costs: Costs) -> str:
 def _measured_here() -> bytes:
     """Return a digest of the tables measured on this machine, which may be measured anew."""
     digest = hashlib.sha256()
-    for file in sorted(catalog.measured_here().glob("*.toml")) + sorted(catalog.measured_here().glob("*.json")):
+    where = catalog.measured_here()
+    for file in [f for some in ("*.toml", "*.json", "kernels/*.json") for f in sorted(where.glob(some))]:
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
     return digest.digest()
 
