@@ -67,6 +67,7 @@ def test_each_replica_has_the_job_of_the_heaviest_matching():
     [
         (",borrow=yes,sharing=fixed-share:1.5", ["W014", "W014"]),
         ("+nobody:batch=1:seq=8", ["M006"]),
+        (",power=polca", ["W014"]),
     ],
 )
 def test_what_cannot_be_shared_is_said_at_once(more, codes):
@@ -81,3 +82,8 @@ def test_words_of_a_job_read_back():
     for wrong in ("beside=gpt2", "beside=gpt2:batch=0:seq=1", "beside=gpt2:batch=1:seq=1:mode=x", "sharing=muxflow"):
         with pytest.raises(MeshwrightError):
             parse(f"rate=1,prompt=512,output=64,{wrong}")
+
+
+def test_several_pools_do_not_share():
+    with pytest.raises(MeshwrightError, match="several pools"):
+        asked(WORDS, "prefill=[tp1 on=0:1] + decode=[tp1 on=1:2] prefill->decode:kv", "2xh100")

@@ -10,6 +10,7 @@ from meshwright.calibrate import engine
 from meshwright.calibrate.server_terms import TriedServer, profile_of
 from meshwright.cli import main
 from meshwright.compare.served import compare_served
+from meshwright.report.served_text import tables
 from meshwright.spec.serve import parse
 from meshwright.timeline import Timeline
 from meshwright.trace import read, write
@@ -120,6 +121,21 @@ def test_the_command_compares_a_prediction_or_a_profile_with_what_was_measured(f
     assert main(asked) == 0
     shown = capsys.readouterr().out
     assert "TTFT -9.1%" in shown and "Where they part" in shown
+
+
+def test_the_report_draws_both_sides_and_says_what_the_text_does(files, tmp_path, capsys):
+    folder, _ = files
+    page = tmp_path / "page.html"
+    asked = ["compare", str(folder / "predicted.json"), str(folder / "measured.jsonl")]
+    assert main([*asked, "--report", str(page)]) == 0
+    said, found = capsys.readouterr(), page.read_text()
+    assert "wrote" in said.err and found.count("<svg") == 5  # three distributions, two states over time
+    assert found.count(">measured</text>") == 5 and "http://" not in found.replace("http://www.w3.org/2000/svg", "")
+    comparison = compare_served(read(asked[1]), timeline(record.read(asked[2])))
+    for title, _, _, rows in tables(comparison):
+        assert title in found and title in said.out
+        assert all(cell in found for row in rows for cell in row)
+    assert main([*asked, "--report", str(tmp_path / "no" / "page.html")]) == 2 and not (tmp_path / "no").exists()
 
 
 def test_requests_are_not_compared_with_a_training_step(files, tmp_path, capsys):

@@ -16,10 +16,11 @@ from tests.serving.costs import linear_costs, replica, requests
 
 def test_shares_of_the_published_budgets():
     # a token has 2 x 1024 numbers: ShadowKV keeps 160 of the key and 1024 / 8 of a landmark, reads the landmarks and
-    # the budget, and fetches the values (half of a token) of the two fifths that are new in each step
+    # the budget, and fetches the values (half of a token) of the two fifths that are new in each step; 0.3% of the
+    # tokens stay whole
     shadow = serving.get("kv_budget", "shadowkv").shares(0.0156, 1024)
-    assert shadow.device == pytest.approx((160 + 128) / 2048)
-    assert shadow.read == pytest.approx(128 / 2048 + 0.0156)
+    assert shadow.device == pytest.approx((160 + 128) / 2048 + 0.003)
+    assert shadow.read == pytest.approx(128 / 2048 + 0.0156 + 0.003)
     assert shadow.fetched == pytest.approx(0.0156 / 2 * 0.4)
     assert (serving.get("kv_budget", "h2o").shares(0.2, 64).device, serving.get("kv_budget", "scalekv").usual) == (
         0.2,
@@ -32,11 +33,12 @@ def test_shares_of_the_published_budgets():
 
 
 def test_what_lies_on_drives_comes_as_fast_as_they_or_the_host_s_link():
-    # 1 MB of a token: a rank's eighth of 52 GB/s of drives is 6.5 GB/s, of 800 GB/s 100, where PCIe at 31.5 is slower
+    # 1 MB of a token: a rank's eighth of 52 GB/s of drives is 6.5 GB/s, of 800 GB/s 100, where copies over PCIe, at 82%
+    # of 31.5, are slower
     node, kept = load("8xa100").islands[0].node, KvShares(0.0, 1.0, 0.5, on_drives=True)
     assert node.nvme_gb_s == 52 and fetched_s(kept, node, 1e6) == pytest.approx(0.5 * 1e6 / 6.5e9)
     fast = msgspec.structs.replace(node, nvme_gb_s=800.0)
-    assert fetched_s(kept, fast, 1e6) == pytest.approx(0.5 * 1e6 / (node.pcie_gb_s * 1e9))
+    assert fetched_s(kept, fast, 1e6) == pytest.approx(0.5 * 1e6 / (0.82 * node.pcie_gb_s * 1e9))
 
 
 def kept(share, **more):

@@ -78,8 +78,9 @@ def cannot_govern(plan: Plan, cluster: Cluster, serve: Serve, what: str, place: 
     """Return W014 for what devices that change do not go with, W013 for an engine that there is not."""
     words, wrong = serve.engine, []
     if plan.several or len(cluster.islands) > 1:
-        wrong.append((f"{what} and several pools or kinds of devices", "say one pool on one kind"))
-    elif cluster.islands[0].device.cores:
+        message = f"{what} and several pools or kinds of devices"
+        return [Diagnostic(code="W014", message=message, place=place, help="say one pool on one kind")]
+    if cluster.islands[0].device.cores:
         wrong.append((f"{what} and processor cores", "say a cluster of accelerators"))
     usual = msgspec.structs.asdict(type(words)())
     wrong += [(f"{what} and {name}=", "drop one of them") for name in APART if getattr(words, name) != usual[name]]

@@ -147,7 +147,7 @@ def kv_shares(serve: Serve, model: Model) -> KvShares:
 def fetched_s(kept: KvShares, node: Node, token_bytes: float) -> float:
     """Return the seconds that one token of a context adds to each next token on other links than the device's: a rank's
     host link, or its part of the node's drives."""
-    host_s = token_bytes / (node.pcie_gb_s * 1e9)
+    host_s = token_bytes / (node.copies_gb_s * 1e9)
     if not (kept.in_drive or kept.on_drives):
         return kept.fetched * host_s
     drives_s = token_bytes / (node.nvme_gb_s * 1e9 / node.devices)

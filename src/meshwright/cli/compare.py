@@ -79,9 +79,6 @@ def _served(predicted: Timeline, measured: Timeline, given: CompareOptions) -> i
         for path, side in sides.items()
         if not is_served(side)
     ]
-    if given.report:
-        message = "a comparison of served requests is text or --json"
-        wrong.append(Diagnostic(code="X004", message=message, place=f"--report {given.report}", help="drop it"))
     if wrong:
         raise MeshwrightError(wrong)
     comparison = compare_served(predicted, measured)
@@ -91,6 +88,11 @@ def _served(predicted: Timeline, measured: Timeline, given: CompareOptions) -> i
         from meshwright.report.served_text import render
 
         render(comparison, console())
+    if given.report:
+        from meshwright.report.served_html import write
+
+        write(comparison, given.report)
+        note(f"wrote {given.report}")
     return 0
 
 

@@ -18,17 +18,35 @@ def render(comparison: ServedComparison, console: Console) -> None:
         page.print(Text(verdict(comparison), "bold green" if comparison.near else "bold"))
         for name, (ours, theirs) in comparison.differ.items():
             page.quiet(f"{name} differs: {ours} predicted, {theirs} measured")
-        page.title("Latency of a request: predicted, measured")
-        _rows(page, ("", "mean", "p50", "p90", "p99"), [_latency(one) for one in comparison.times])
-        page.title("The share of requests within a time: predicted, measured")
-        _distributions(comparison, page)
-        page.title("Requests answered and waiting over time: predicted, measured")
-        _states(comparison, page)
-        page.title("Where they part")
-        when = "nowhere over time" if comparison.parts_s is None else f"from {comparison.parts_s:.4g} s on"
-        page.quiet(f"requests answered and waiting: {when}")
-        rows = [(one.name, f"{one.requests:,}", percent(one.ttft), percent(one.tpot)) for one in comparison.groups]
-        _rows(page, ("requests by", "measured", "TTFT", "TPOT"), rows)
+        for title, remark, head, rows in tables(comparison):
+            page.title(title)
+            if remark:
+                page.quiet(remark)
+            _rows(page, head, rows)
+
+
+def tables(comparison: ServedComparison) -> list[tuple[str, str, tuple[str, ...], list[tuple[str, ...]]]]:
+    """Return what is told as tables: (title, remark, names of columns, rows of cells) of each."""
+    when = "nowhere over time" if comparison.parts_s is None else f"from {comparison.parts_s:.4g} s on"
+    groups = [(one.name, f"{one.requests:,}", percent(one.ttft), percent(one.tpot)) for one in comparison.groups]
+    latencies = [_latency(one) for one in comparison.times]
+    within, shares = _distributions(comparison)
+    return [
+        ("Latency of a request: predicted, measured", "", ("", "mean", "p50", "p90", "p99"), latencies),
+        ("The share of requests within a time: predicted, measured", "", within, shares),
+        (
+            "Requests answered and waiting over time: predicted, measured",
+            "",
+            ("from", "answered", "waiting"),
+            _states(comparison),
+        ),
+        (
+            "Where they part",
+            f"requests answered and waiting: {when}",
+            ("requests by", "measured", "TTFT", "TPOT"),
+            groups,
+        ),
+    ]
 
 
 def verdict(comparison: ServedComparison) -> str:
@@ -48,18 +66,18 @@ def _latency(one: TimePair) -> tuple[str, ...]:
     return LATENCIES[one.name].partition(" (")[2].rstrip(")"), *cells
 
 
-def _distributions(comparison: ServedComparison, page: Page) -> None:
+def _distributions(comparison: ServedComparison) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     some = [place for place, share in enumerate(SHARES) if round(share * 100) in (10, 25, 50, 75, 90, 95)]
     rows = []
     for one in comparison.times:
         if one.predicted_cdf and one.measured_cdf:
             pairs = (f"{seconds(one.predicted_cdf[i])}, {seconds(one.measured_cdf[i])}" for i in some)
             rows.append((LATENCIES[one.name].partition(" (")[2].rstrip(")"), *pairs))
-    _rows(page, ("", *(f"{SHARES[i]:.0%}" for i in some)), rows)
+    return ("", *(f"{SHARES[i]:.0%}" for i in some)), rows
 
 
-def _states(comparison: ServedComparison, page: Page) -> None:
-    rows = [
+def _states(comparison: ServedComparison) -> list[tuple[str, ...]]:
+    return [
         (
             f"{one.begin_s:.4g} s",
             f"{one.predicted_batch:.1f}, {one.measured_batch:.1f}",
@@ -67,7 +85,6 @@ def _states(comparison: ServedComparison, page: Page) -> None:
         )
         for one in comparison.windows[::2]
     ]
-    _rows(page, ("from", "answered", "waiting"), rows)
 
 
 def _rows(page: Page, head: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:

@@ -15,17 +15,21 @@ from meshwright.quantity import big, seconds
 from meshwright.report import charts, document, palette, serving_plot
 from meshwright.report.palette import cause_colour
 from meshwright.report.serving_text import (
+    BESIDE_HEADS,
     GROUP_HEADS,
     LATENCIES,
     POOL_HEADS,
+    beside_rows,
     causes,
     fairness,
     group_rows,
     handed,
     pool_rows,
+    power_rows,
     served,
     used,
     verdict,
+    without_jobs,
 )
 
 STYLES = ("base.css", "charts.css", "serving.css")
@@ -73,6 +77,10 @@ def render(prediction: ServingPrediction, curve: tuple[RatePoint, ...] = (), que
         pool_heads=POOL_HEADS,
         handed=handed(p),
         stages=[(name, seconds(value)) for name, value in p.transfers.stages_s.items()] if p.transfers else [],
+        beside=beside_rows(p),
+        beside_heads=BESIDE_HEADS,
+        without=without_jobs(p),
+        power=power_rows(p),
         causes=_causes(p),
         used=used(p),
         memory=charts.memory(p),

@@ -110,6 +110,6 @@ def divisible(evaluator: ServingEvaluator) -> bool:
     waits = requests.concurrency or len(requests.after) or len(requests.needed)
     looks = serving.get("routing", serve.engine.routing).looks
     words = serve.engine
-    plain = not (words.borrow or words.pairs or words.kv_budget or words.prefix_cache or words.draft)
+    plain = not (words.together or words.kv_budget or words.prefix_cache or words.draft)
     kept = {"ttft_s", "tpot_s"} <= bounds.keys() and bool(np.isfinite(rate_of(requests)))
     return kept and plain and not waits and not looks
