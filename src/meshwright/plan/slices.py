@@ -31,10 +31,17 @@ def kinds(layout: Layout, cluster: Cluster) -> tuple[SliceKind, ...]:
         return (SliceKind(tuple(range(layout.dp)), (cluster.islands[0].device,) * layout.pp),)
     bounds = tuple((island.num_devices, island.device.name) for island in cluster.islands)
     sizes = (layout.tp, layout.cp, layout.dp, layout.pp)
-    speed = {i.device.name: max(i.device.peak_flops.values()) for i in cluster.islands}
+    speed = {i.device.name: _fastest(i.device) for i in cluster.islands}
     device = {i.device.name: i.device for i in cluster.islands}
     found = _kinds(sizes, tuple(layout.stride(a) for a in ("tp", "cp", "dp", "pp")), bounds, tuple(speed.items()))
     return tuple(SliceKind(members, tuple(device[name] for name in names)) for members, names in found)
+
+
+def _fastest(device: Device) -> float:
+    """The highest peak of floating-point products, in FLOP/s: steps are made of these, and an older device may multiply
+    whole numbers of few bits faster than a newer one. Of all products where it has no others."""
+    peaks = device.peak_flops
+    return max((rate for dtype, rate in peaks.items() if not dtype.startswith("int")), default=max(peaks.values()))
 
 
 class Portions(msgspec.Struct, frozen=True, kw_only=True):
