@@ -70,6 +70,8 @@ DECLARED = """Chosen once, looking at the rows, and not again in each fold:
 - the spread of the default's steps, which was set by the coverage above, so that coverage and high over low of unknown
   software are in part fitted; the cap of 10 ms on a step's own host time; which profiles do not vote for the middle;
 - the share of the network that gathers after an update reach (0.18 under nanotron), fitted on pairs of its plans;
+- of what a row does not say: that fits are judged by the reading that keeps least (full recompute; of unknown software
+  state in 16 bits, and `selective` by operators), and that fp16 without a date is of unfused attention under any name;
 - where a fit starts and the ends of what is believable, and the constants of memory, which are fitted by model."""
 DEFINITIONS = """## What the figures mean
 
