@@ -6,6 +6,7 @@ from functools import cache
 
 import msgspec
 import pytest
+import torch
 
 from meshwright.plan import check, parse
 from meshwright.plan.executable import unexecutable
@@ -27,8 +28,12 @@ TRAIN = Train(global_batch=8, seq_len=16, dtype="fp32", routing=read("zipf:s=1")
 
 
 @cache
+def trained(count, plan, train, model=MODEL):
+    return launch(count, train_steps, model, plan, train, 2)
+
+
 def one_process(plan, train, model=MODEL):
-    return launch(1, train_steps, model, plan, train, 2)
+    return trained(1, plan, train, model)
 
 
 def far_from_one_process(plan, train=TRAIN, alone="tp1 mb8", model=MODEL):
@@ -39,7 +44,7 @@ def far_from_one_process(plan, train=TRAIN, alone="tp1 mb8", model=MODEL):
     legal = parse(plan).on(count)
     assert check(legal, model, load(f"{count}xh100"), train) == []
     assert unexecutable(legal, model, train) == []
-    got = launch(count, train_steps, model, plan, train, 2)
+    got = trained(count, plan, train, model)
     losses = max(abs(a - b) / abs(b) for ours, theirs in zip(got[0][0], expected[0][0]) for a, b in zip(ours, theirs))
     apart = [max(differences(assemble(got, i), assemble(expected, i)).values()) for i in (1, 2)]
     return max(losses, *apart)
@@ -60,6 +65,16 @@ def far_from_one_process(plan, train=TRAIN, alone="tp1 mb8", model=MODEL):
 )
 def test_where_experts_lie_and_how_tokens_travel_changes_nothing(plan):
     assert far_from_one_process(plan) < TOLERANCE
+
+
+def test_an_exchange_in_two_steps_has_the_bits_of_the_one_all_at_once():
+    """Rows arrive in the same order: losses, gradients and parameters of every rank are equal, not only near."""
+    plan = "dp4 ep4 ep_inner=2 full placement=balanced hot=1 mb2"
+    for steps, whole in zip(trained(4, plan, TRAIN), trained(4, plan.replace("ep_inner=2 ", ""), TRAIN), strict=True):
+        assert steps[0] == whole[0]
+        for i in (1, 2):
+            assert [piece[:3] for piece in steps[i]] == [piece[:3] for piece in whole[i]]
+            assert all(torch.equal(a[3], b[3]) for a, b in zip(steps[i], whole[i]))
 
 
 @pytest.mark.parametrize(
