@@ -51,6 +51,9 @@ def test_a_job_that_waits_for_operations_has_no_more_than_its_multiprocessors():
     # 13 SMs of 64 bytes a clock at 1.83 GHz
     assert part_of(device, DevicePart(sms=0.1)).memory_gb_s == pytest.approx(13 * 64 * 1.83)
     job = JobOnDevice(BatchJob("bert-large", 8, 512), cluster)
+    at_once = JobOnDevice(BatchJob("bert-large", 8, 512, mb=8), cluster)  # an eighth as many kernels to start
+    assert at_once.step.step_time_s < job.step.step_time_s / 4
+    assert at_once.step.peak_memory_bytes > job.step.peak_memory_bytes
     assert job.speed(0.5, 0.0) > job.speed(0.5, 1.0) > 0.5 * job.speed(1.0, 1.0)
 
 
@@ -67,6 +70,7 @@ def test_each_replica_has_the_job_of_the_heaviest_matching():
     [
         (",borrow=yes,sharing=fixed-share:1.5", ["W014", "W014"]),
         ("+nobody:batch=1:seq=8", ["M006"]),
+        ("+gpt2:batch=4:seq=8:mb=3", ["P014"]),
         (",power=polca", ["W014"]),
     ],
 )
@@ -77,9 +81,10 @@ def test_what_cannot_be_shared_is_said_at_once(more, codes):
 
 
 def test_words_of_a_job_read_back():
-    words = "rate=1.0,prompt=512,output=64,beside=gpt2:batch=1:seq=128:dtype=fp16+bert-large:batch=8:seq=512"
+    words = "rate=1.0,prompt=512,output=64,beside=gpt2:batch=4:seq=128:dtype=fp16:mb=2+bert-large:batch=8:seq=512"
     assert parse(parse(words).text()) == parse(words)
-    for wrong in ("beside=gpt2", "beside=gpt2:batch=0:seq=1", "beside=gpt2:batch=1:seq=1:mode=x", "sharing=muxflow"):
+    options = ("batch=0:seq=1", "batch=1:seq=1:mode=x", "batch=1:seq=1:mb=0", "batch=1:seq=1:dtype=int8")
+    for wrong in ("beside=gpt2", "sharing=muxflow", *(f"beside=gpt2:{said}" for said in options)):
         with pytest.raises(MeshwrightError):
             parse(f"rate=1,prompt=512,output=64,{wrong}")
 

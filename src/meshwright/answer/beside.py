@@ -37,21 +37,18 @@ from meshwright.spec.requests import Requests
 from meshwright.spec.serve import Serve
 from meshwright.spec.workload import Train
 
-#: How a job lies on its one device.
-ONE_DEVICE = "tp1"
-
 
 class JobOnDevice:
     """A job on shares of one device of a cluster: its step as predicted on the whole one, and by how much the roofline
     says that it takes longer on a part."""
 
     def __init__(self, job: BatchJob, cluster: Cluster):
-        self.job, self.model = job, load(job.model)
+        self.job, self.model, self.plan = job, load(job.model), parse_plan(f"tp1 mb{job.mb}")
         self.train = Train(global_batch=job.batch, seq_len=job.seq, dtype=job.dtype)
         one = cut(cluster, 0, 1)
         assert one is not None
         self.cluster, self.costs = one, untuned()
-        self.step: Prediction = predict(self.model, one, self.train, parse_plan(ONE_DEVICE), detail=False)
+        self.step: Prediction = predict(self.model, one, self.train, self.plan, detail=False)
         self.seconds, self.traffic, self.speed = cache(self._seconds), cache(self._traffic), cache(self._speed)
 
     def _seconds(self, part: DevicePart) -> float:
@@ -59,8 +56,7 @@ class JobOnDevice:
         island = self.cluster.islands[0]
         device = part_of(island.device, part)
         where = msgspec.structs.replace(self.cluster, islands=(msgspec.structs.replace(island, device=device),))
-        plan = parse_plan(ONE_DEVICE)
-        return predict(self.model, where, self.train, plan, costs=self.costs, detail=False).step_time_s
+        return predict(self.model, where, self.train, self.plan, costs=self.costs, detail=False).step_time_s
 
     def _traffic(self, share: float) -> float:
         """The share of the memory's rate that the job takes on a share of the multiprocessors."""
@@ -174,7 +170,7 @@ def cannot_share(plan: Plan, cluster: Cluster, serve: Serve) -> Iterator[Diagnos
         why = serving.get("sharing", words.sharing).wrong()
         if why:
             help = f"for example sharing={words.sharing.partition(':')[0]}"
-            wrong.append(Diagnostic(code="W014", message=why, place=place, help=help))
+            wrong.append(Diagnostic(code="W014", message=why, place=f"--serve sharing={words.sharing}", help=help))
     except MeshwrightError as error:
         wrong += error.diagnostics
     yield from wrong

@@ -124,8 +124,9 @@ class BesideServing(msgspec.Struct, frozen=True, kw_only=True):
 
     ``share`` is the mean share of the multiprocessors that the job had, ``there`` the share of the time in which it had
     any, and ``evicted`` how often it was taken off. Requests' iterations took ``slowdown`` times as long as alone.
-    Kernels ran in ``busy`` of the time, in ``busy_alone`` those of requests; these ``needed`` that share of the
-    multiprocessors. ``speed`` is the job's over that on whole devices alone, ``samples_per_s`` of all its devices."""
+    Kernels ran in ``busy`` of the time at most, a job's as long as it has any share; in ``busy_alone`` those of
+    requests; these ``needed`` that share of the multiprocessors. ``speed`` is the job's over that on whole devices
+    alone, ``samples_per_s`` of all its devices."""
 
     replica: int
     devices: int

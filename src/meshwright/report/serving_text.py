@@ -212,6 +212,8 @@ def room_made_by(prediction: ServingPrediction) -> tuple[str, ...]:
         said.append(f"fewer tokens an iteration, whose activations are the workspace: a smaller {how}")
     if words.draft and words.draft not in ("ngram", "mtp"):
         said.append(f"a smaller draft= than {words.draft}, or draft=ngram, which has no weights")
+    if held.get("job beside", 0.0) > room / 4:
+        said.append("a smaller job than beside= says: fewer parameters, or a smaller mb= of it")
     if words.memory < 0.9:
         said.append(f"a larger share of the device for serving than memory={words.memory:g}")
     return tuple(said)

@@ -9,7 +9,7 @@ import re
 
 import msgspec
 
-from meshwright.spec.workload import DTYPE_BYTES
+from meshwright.spec.workload import TRAINED_DTYPES
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]*")
 #: Largest number in a job, and most jobs.
@@ -17,17 +17,20 @@ MOST, MOST_JOBS = 1 << 20, 64
 
 
 class BatchJob(msgspec.Struct, frozen=True):
-    """A job that trains ``model`` on ``batch`` sequences of ``seq`` tokens a step, in the precision ``dtype``."""
+    """A job that trains ``model`` on ``batch`` sequences of ``seq`` tokens a step, in the precision ``dtype``, ``mb``
+    sequences at a time."""
 
     model: str
     batch: int
     seq: int
     dtype: str = "bf16"
+    mb: int = 1
 
     def text(self) -> str:
         """Return the form that :func:`batch_jobs` reads back."""
         dtype = f":dtype={self.dtype}" if self.dtype != "bf16" else ""
-        return f"{self.model}:batch={self.batch}:seq={self.seq}{dtype}"
+        mb = f":mb={self.mb}" if self.mb != 1 else ""
+        return f"{self.model}:batch={self.batch}:seq={self.seq}{dtype}{mb}"
 
 
 class BatchJobs(msgspec.Struct, frozen=True):
@@ -52,13 +55,14 @@ def _job(text: str) -> BatchJob | None:
     said: dict[str, str] = {}
     for option in options:
         key, equals, value = option.partition("=")
-        if not equals or key in said or key not in ("batch", "seq", "dtype"):
+        if not equals or key in said or key not in ("batch", "seq", "dtype", "mb"):
             return None
         said[key] = value
-    numbers = [
-        int(said[key]) if said.get(key, "").isdecimal() and len(said[key]) < 8 else 0 for key in ("batch", "seq")
-    ]
+    said.setdefault("mb", "1")
+    batch, seq, mb = (
+        int(said[key]) if said.get(key, "").isdecimal() and len(said[key]) < 8 else 0 for key in ("batch", "seq", "mb")
+    )
     dtype = said.get("dtype", "bf16")
-    if not _NAME.fullmatch(name) or not all(0 < n <= MOST for n in numbers) or dtype not in DTYPE_BYTES:
+    if not _NAME.fullmatch(name) or not all(0 < n <= MOST for n in (batch, seq, mb)) or dtype not in TRAINED_DTYPES:
         return None
-    return BatchJob(name, *numbers, dtype)
+    return BatchJob(name, batch, seq, dtype, mb)
