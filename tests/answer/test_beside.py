@@ -3,7 +3,7 @@
 import pytest
 
 import meshwright as mw
-from meshwright.answer.beside import JobOnDevice
+from meshwright.answer.beside import JOBS_APART, JobOnDevice
 from meshwright.answer.serving import predict_serving
 from meshwright.cost.part import DevicePart, part_of
 from meshwright.errors import MeshwrightError
@@ -29,6 +29,7 @@ def test_requests_are_slower_beside_a_job_and_the_answer_says_what_they_have_wit
     alone = asked(WORDS.replace(f",{JOB}", ""))
     assert shared.without.tpot_s.mean == pytest.approx(alone.metrics.tpot_s.mean, rel=1e-6)
     assert job.slowdown > 1.3 and shared.metrics.tpot_s.mean > 1.3 * alone.metrics.tpot_s.mean
+    assert JOBS_APART in shared.warnings and JOBS_APART not in alone.warnings
     assert job.busy == 1.0 and job.share == pytest.approx(0.5)
     low, high = job.samples_interval
     assert low < job.samples_per_s < high

@@ -1,8 +1,10 @@
 """Predictions of a row of servers behind one power supply."""
 
+import msgspec
 import pytest
 
 import meshwright as mw
+from meshwright.answer.power import beyond_supply
 from meshwright.answer.serving import predict_serving
 from meshwright.cost.part import DevicePart, part_of
 from meshwright.cost.power import draw
@@ -35,6 +37,12 @@ def test_a_smaller_supply_feeds_fewer(row):
     less = asked("polca:budget=0.75").power
     assert less.rated_servers == 3 and less.most_servers < row.most_servers
     assert less.peak_w <= row.peak_w + 1e-6
+
+
+def test_a_row_beyond_its_supply_is_warned_of(row):
+    assert beyond_supply(row) == () and beyond_supply(None) == ()
+    (warning,) = beyond_supply(msgspec.structs.replace(row, budget_w=row.peak_w / 2))
+    assert f"{row.peak_w / 1e3:.4g} kW of the {row.peak_w / 2e3:.4g} kW" in warning
 
 
 def test_a_lower_clock_leaves_the_memory_as_it_is():

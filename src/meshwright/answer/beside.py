@@ -37,6 +37,9 @@ from meshwright.spec.requests import Requests
 from meshwright.spec.serve import Serve
 from meshwright.spec.workload import Train
 
+#: What the use of devices leaves out beside a job.
+JOBS_APART = "energy and the use of devices are of requests alone: the jobs beside them draw more"
+
 
 class JobOnDevice:
     """A job on shares of one device of a cluster: its step as predicted on the whole one, and by how much the roofline

@@ -136,6 +136,14 @@ class PoweredReplicas(GovernedReplicas):
         return tuple(float(a.mean() / b.mean()) if len(a) and len(b) else 1.0 for a, b in zip(*found))
 
 
+def beyond_supply(row: PowerAnswer | None) -> tuple[str, ...]:
+    """Return a warning where a plan's own servers draw more than their supply gives, whatever clocks are."""
+    if row is None or row.peak_w <= row.budget_w:
+        return ()
+    drawn, may = row.peak_w / 1e3, row.budget_w / 1e3
+    return (f"the row draws up to {drawn:.4g} kW of the {may:.4g} kW that it may: fewer servers, or a larger budget=",)
+
+
 def cannot_power(plan: Plan, cluster: Cluster, serve: Serve) -> Iterator[Diagnostic]:
     """Yield W014 for what a row of servers does not go with, W013 for a policy that there is not."""
     row = serve.engine.power

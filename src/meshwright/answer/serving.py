@@ -7,13 +7,13 @@ from collections.abc import Hashable
 
 import msgspec
 
-from meshwright.answer.beside import SharedReplicas, beside_bytes, cannot_share
+from meshwright.answer.beside import JOBS_APART, SharedReplicas, beside_bytes, cannot_share
 from meshwright.answer.fairness import fairness, group_metrics
 from meshwright.answer.governed import GovernedReplicas
 from meshwright.answer.latency import objectives_kept, query_summary, serving_metrics, with_intervals
 from meshwright.answer.lending import Lenders, cannot_lend
 from meshwright.answer.pairing import PairedReplicas, cannot_pair
-from meshwright.answer.power import PoweredReplicas, cannot_power
+from meshwright.answer.power import PoweredReplicas, beyond_supply, cannot_power
 from meshwright.answer.replica import built, padded, served_by
 from meshwright.answer.serving_answer import ServingPrediction
 from meshwright.answer.serving_check import oversized, refused, unshared
@@ -101,6 +101,8 @@ def predict_serving(
     elif detail:
         metrics = with_intervals(metrics, serve, replica, shares, profile)
     objectives = tuple(objectives_kept(serve, shares, served))
+    power = together.answer(requests) if isinstance(together, PoweredReplicas) else None
+    of_others = (*beyond_supply(power), *((JOBS_APART,) if serve.engine.beside else ()))
     return ServingPrediction(
         model=model,
         cluster=cluster,
@@ -125,12 +127,12 @@ def predict_serving(
         usage=usage(model, cluster, plan, made, shares, served) if detail else None,
         memory=made.memory,
         assumptions=assumptions(profile, costs, model, serve),
-        warnings=(*otherwise(plan), *warnings(metrics, serve, shares, model)),
+        warnings=(*otherwise(plan), *warnings(metrics, serve, shares, model), *of_others),
         timeline=replicas_over_time(shares, served, plan, cluster, who) if detail else Timeline.bare(identity=who),
         identity=who,
         beside=together.beside() if isinstance(together, SharedReplicas) else (),
         without=together.without if isinstance(together, SharedReplicas) else None,
-        power=together.answer(requests) if isinstance(together, PoweredReplicas) else None,
+        power=power,
     )
 
 

@@ -124,14 +124,23 @@ def power_rows(prediction: ServingPrediction) -> list[tuple[str, ...]]:
         return []
     low, high = row.most_interval
     more = f"{row.most_servers / row.rated_servers - 1:+.0%}" if row.rated_servers else "-"
-    return [
-        ("may draw", f"{row.budget_w / 1e3:,.4g} kW", f"{row.rated_servers} servers at their rated power"),
-        ("draws", f"{row.mean_w / 1e3:,.4g} kW", f"{row.servers} servers, at most {row.peak_w / 1e3:,.4g} kW"),
+    drawn = [
+        ("may draw", f"{row.budget_w / 1e3:,.4g} kW", f"{_servers(row.rated_servers)} at rated power"),
+        ("draws", f"{row.mean_w / 1e3:,.4g} kW", f"{_servers(row.servers)}, at most {row.peak_w / 1e3:,.4g} kW"),
         ("servers it feeds", f"{row.most_servers}", f"{more}, {low} to {high}; the same requests a second for each"),
+    ]
+    if not row.most_servers:  # there is no row to say more of
+        return drawn
+    return [
+        *drawn,
         ("with these", f"{row.most_peak_w / 1e3:,.4g} kW", "at most"),
         ("low priority capped", f"{row.capped_low:.1%}", f"of the time, all servers {row.capped_all:.1%}"),
         ("requests take", f"{row.slower_low:.3f}x", f"as long at low priority, {row.slower_high:.3f}x at high"),
     ]
+
+
+def _servers(number: int) -> str:
+    return f"{number} server" if number == 1 else f"{number} servers"
 
 
 def _pools(prediction: ServingPrediction, page: Page) -> None:
