@@ -33,3 +33,9 @@ def test_words_of_experts_that_no_target_has_are_refused_at_once(target):
     assert [word for word in words if word not in said] == []
     with pytest.raises(MeshwrightError, match="its experts read what leaves attention"):
         export(target, load_model("mixtral-8x7b,shortcut"), load("32xh100"), train, parse("dp32 mb1 zero1 full"))
+
+
+def test_moving_selection_biases_are_refused_by_a_target_that_has_a_setting_of_its_own():
+    train, plan = parse_train("batch=64,seq=4096,balance=bias"), parse("dp64 ep64 mb1 zero1 full")
+    with pytest.raises(MeshwrightError, match="balance=bias"):
+        export("megatron", load_model("deepseek-v3"), load("64xh100"), train, plan)

@@ -9,8 +9,10 @@ import pytest
 
 from meshwright.errors import MeshwrightError
 from meshwright.plan import check, parse
+from meshwright.plan.executable import unexecutable
 from meshwright.spec.cluster import load
 from meshwright.spec.dimensions import transformer
+from meshwright.spec.model import load as load_model
 from meshwright.spec.routing import follows, given_ranks, read, shares, write
 from meshwright.spec.workload import parse as parse_train
 
@@ -127,3 +129,23 @@ def test_weights_of_losses_are_read_and_written():
     assert (train.balance, train.balance_weight, train.locality) == ("global", 0.1, 0.02)
     assert parse_train(train.text()) == train
     assert parse_train("batch=8,seq=64,balance=micro").text() == "batch=8,seq=64,balance=micro"
+    both = parse_train("batch=8,seq=64,balance=bias+global:0.1")
+    assert (both.balance, both.balance_weight, both.bias_rate) == ("global", 0.1, 0.001)  # DeepSeek-V3's bias step
+    assert both.text() == "batch=8,seq=64,balance=global:0.1+bias"
+    with pytest.raises(MeshwrightError, match="is not micro or global"):
+        parse_train("batch=8,seq=64,balance=global+micro")
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "plan", "said"),
+    [
+        ("mixtral-8x7b", "", "ep8", "those of mixtral-8x7b have none"),
+        ("deepseek-v3", ",phase=lora", "ep8", "phase=lora leaves all of them"),
+        ("deepseek-v3", "", "dp8 sync=local:h=8", "those of sync=local:h=8 are not"),
+    ],
+)
+def test_biases_that_no_step_moves_for_all_are_refused(model, more, plan, said):
+    train = parse_train(f"batch=64,seq=4096,balance=bias{more}")
+    asked = parse(plan).on(8), load_model(model)
+    found = [*check(*asked, load("8xh100"), train), *unexecutable(*asked, train)]
+    assert [d.message for d in found if "balance=bias" in d.message and said in d.message]

@@ -259,6 +259,9 @@ def own_experts(r: ExportRequest) -> Iterator[Gap]:
         if getattr(r.train, name):
             reason = "a loss on routers is its own setting, and another than this"
             yield Gap(facet=f"train.{name}", value=f"{name}=", reason=reason, help=f"drop {name}= from the workload")
+    if r.train.bias_rate:
+        reason = "how far a step moves selection biases is a setting of its own, which no file here writes"
+        yield Gap(facet="train.bias_rate", value="balance=bias", reason=reason, help="drop bias from balance=")
     if any(spec.shortcut for spec in r.model.mixtures):
         reason = "its experts read what leaves attention"
         yield Gap(facet="model", value=r.model.name, reason=reason, help="name the model without shortcut")

@@ -22,6 +22,7 @@ from meshwright.spec.layers import Block, Moe
 from meshwright.spec.model import Model
 from meshwright.spec.numerics import ROPE_TYPES
 from meshwright.spec.workload import Train
+from meshwright.sync.policy import read
 from meshwright.sync.record import USUAL
 
 OPTIMIZERS = ("adamw", "adam", "sgd", "momentum", "lion", "lamb", "lars")
@@ -45,6 +46,7 @@ def unexecutable(plan: Plan, model: Model, train: Train, *, precision: str = "")
         *of_model(model),
         *_workload(train),
         *_measured(plan, train),
+        *_moved_biases(plan, train),
         *_whole(plan, model, train),
         *_inside(plan, model),
         *(adapters.unexecutable(plan, model, train) if train.lora is not None else ()),
@@ -60,6 +62,9 @@ def _pools(plan: Plan, model: Model, train: Train, precision: str) -> list[Diagn
     if len(compute) > 1 and not precision:
         what = " and ".join(sorted(compute))
         found.append(_bad("P033", f"pools that compute in {what} are priced and not run", "pools", "say one of them"))
+    if train.bias_rate:
+        message = "balance=bias over several pools is priced and not run: choices are counted in one"
+        found.append(_bad("P033", message, "pools", "one pool, or drop bias from balance="))
     if len(model.flows) > 1:
         message = f"links that carry the several streams of {model.name} are priced and not run"
         found.append(_bad("P033", message, f"model {model.name}", "one pool, or a model of one stream of tokens"))
@@ -253,6 +258,16 @@ def _measured(plan: Plan, train: Train) -> Iterator[Diagnostic]:
         found.append((f"pack={train.packing}", "packed rows are laid out for one batch", "take pack=concat or drop it"))
     for place, why, help in found:
         yield _bad("P033", f"{word} needs every replica's own gradient, and {why}", place, help)
+
+
+def _moved_biases(plan: Plan, train: Train) -> Iterator[Diagnostic]:
+    """Yield why selection biases cannot follow the loads of a global batch: replicas do not take each step together."""
+    policy, layout = read(plan.sync.policy), plan.layout
+    apart = policy.rule.together(plan) != layout.dp * layout.cp
+    if train.bias_rate and (apart or policy.early or policy.rule.forwards or policy.rule.optimizer or policy.reference):
+        said = plan.sync.policy
+        message = f"balance=bias counts choices in steps that all replicas take alike, and those of sync={said} are not"
+        yield _bad("P033", message, f"sync.policy = {said}", "drop sync, or bias from balance=")
 
 
 def _workload(train: Train) -> Iterator[Diagnostic]:

@@ -3,7 +3,7 @@
 Routers are those of Mixtral (2401.04088) and of Qwen2-MoE and Qwen3-MoE (2407.10671, 2505.09388): a softmax over all
 experts, of which the top k keep their weights, or have them divided by their sum; and those of DeepSeek-V2 (2405.04434,
 section 2.2.2), whose tokens take experts of a few groups alone, and DeepSeek-V3 (2412.19437, section 2.1.2), which
-scores every expert by a sigmoid and adds a number of each, kept as it was read, for the choice alone.
+scores every expert by a sigmoid and adds a number of each for the choice alone, which no gradient changes.
 """
 
 from __future__ import annotations

@@ -44,6 +44,7 @@ from meshwright.run.referenced import ReferencedSteps
 from meshwright.run.rotary import rotaries
 from meshwright.run.routing import routers
 from meshwright.run.saved import SavedOnDrives
+from meshwright.run.selection_bias import SelectionBiases
 from meshwright.run.settings import Settings
 from meshwright.run.spread import SpreadByPart, part_of_name
 from meshwright.run.sync import PARTS, Bucket
@@ -146,6 +147,7 @@ class Trainer:
         moved = partial(moments_on, self.drives, held, parts, plan.offload) if plan.offload.optimizer else None
         among = mesh["worker"], mesh.device, of
         self.optimizer = Optimizer(held, kind, applied, *among, train.clusters, moved, scaled, types.moments)
+        self.biases = SelectionBiases(self.routers, held, model, mesh["worker"], train.bias_rate)
         if self.drives is not None and plan.offload.activations:
             SavedOnDrives(self.drives, plan.offload.prefetch + 1).over_stages(
                 self.stages, plan.offload, actions, mesh["pp"].index
@@ -309,6 +311,7 @@ class Trainer:
             if not self.rounds.policy.early:
                 with record.span("optimizer"):
                     self.optimizer.update(self.step_count, norm)
+            self.biases.move(self.mesh.device)
         for one in self.coded:
             one.settle(finite)
         if self.adapted:
@@ -326,6 +329,7 @@ class Trainer:
             exchange.reset()
         for router in self.routers:
             router.begin_step()
+        self.biases.begin()
         total = self.pipeline.run(passes)
         for one in self.coded:
             one.advance()

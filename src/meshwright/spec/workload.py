@@ -95,6 +95,9 @@ MAX_COUNT = 10**9
 PACKS = ("packed", "padded", "balanced", "concat")
 #: Whose choices a balance loss evens out, and its usual weight (Switch Transformers, 2101.03961, section 2.2).
 BALANCES, BALANCE_WEIGHT = ("micro", "global"), 0.01
+#: The word for balance by selection biases, without a loss or beside it, and how far a step moves them: DeepSeek-V3's
+#: bias update speed for the first 14.3T tokens of its pre-training (2412.19437, section 4.2).
+SELECTION_BIAS, BIAS_RATE = "bias", 0.001
 
 
 class Train(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,6 +111,7 @@ class Train(msgspec.Struct, frozen=True, kw_only=True):
     on so many parts of the text, and each part has a momentum of its own. ``routing`` is how often a mixture's router
     chooses each expert. ``balance`` adds ``balance_weight`` times the routers' balance loss, of each rank's
     ``micro``batch or of the ``global`` batch, and ``locality`` so many times the probability of experts on other nodes.
+    ``bias_rate`` is how far every step moves the selection biases of routers towards even loads; 0: they stay.
     """
 
     global_batch: int
@@ -129,6 +133,7 @@ class Train(msgspec.Struct, frozen=True, kw_only=True):
     routing: Routing | None = None
     balance: str = ""
     balance_weight: float = BALANCE_WEIGHT
+    bias_rate: float = 0.0
     locality: float = 0.0
 
     @property
@@ -199,9 +204,10 @@ class Train(msgspec.Struct, frozen=True, kw_only=True):
             parts.append(f"align={self.align:g}")
         if self.routing is not None:
             parts.append(f"routing={self.routing.text()}")
-        if self.balance:
-            weight = "" if self.balance_weight == BALANCE_WEIGHT else f":{self.balance_weight:g}"
-            parts.append(f"balance={self.balance}{weight}")
+        if self.balance or self.bias_rate:
+            said = ((self.balance, self.balance_weight, BALANCE_WEIGHT), (SELECTION_BIAS, self.bias_rate, BIAS_RATE))
+            each = (name + ("" if value == usual else f":{value:g}") for name, value, usual in said if name and value)
+            parts.append(f"balance={'+'.join(each)}")
         if self.locality:
             parts.append(f"locality={self.locality:g}")
         if self.tokens:
@@ -266,7 +272,7 @@ def parse(text: str, *, place: str = "--train", base: Path = Path()) -> Train:
                 )
             )
         elif name == "balance":
-            values["balance"], values["balance_weight"] = read
+            values |= read
         elif name.startswith("lora."):
             lora[name[5:]] = read
         else:
@@ -368,10 +374,17 @@ def _few(value: str) -> int | None:
     return read if read is not None and 2 <= read <= 1000 else None
 
 
-def _balance(value: str) -> tuple[str, float] | None:
-    kind, _, weight = value.partition(":")
-    read = _bound(weight) if weight else BALANCE_WEIGHT
-    return (kind.lower(), read) if kind.lower() in BALANCES and read is not None else None
+def _balance(value: str) -> dict[str, object] | None:
+    """The fields that ``global:0.01+bias:0.001`` says: a loss, selection biases, or both."""
+    out: dict[str, object] = {}
+    for word in value.lower().split("+"):
+        kind, colon, number = word.partition(":")
+        read = _bound(number) if colon else BIAS_RATE if kind == SELECTION_BIAS else BALANCE_WEIGHT
+        said = {"bias_rate": read} if kind == SELECTION_BIAS else {"balance": kind, "balance_weight": read}
+        if kind not in (*BALANCES, SELECTION_BIAS) or read is None or out.keys() & said.keys():
+            return None
+        out |= said
+    return out
 
 
 def _part(value: str) -> float | None:
@@ -415,7 +428,11 @@ _READERS = {
     "most": ("most", _count, "a positive number of sequences up to 1e9"),
     "align": ("align", _part, "a part of one above 0 and below 1, such as 0.97"),
     "routing": ("routing", read_routing, "zipf:s=1.2 (with ;affinity= and ;near=), or a .json file"),
-    "balance": ("balance", _balance, "micro or global, with the loss's weight as in global:0.01"),
+    "balance": (
+        "balance",
+        _balance,
+        "micro or global (with a weight: global:0.01), bias (with a step: bias:0.001), or global+bias",
+    ),
     "locality": ("locality", _bound, "the weight of the loss, above 0 and up to 100"),
     "clusters": ("clusters", _few, "a number of clusters from 2 up to 1000"),
     "causal": ("causal", _yes_no, "yes or no"),

@@ -121,11 +121,17 @@ def _routed(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterato
     experts, routing, mixtures = plan.experts, train.routing, model.mixtures
     if not mixtures:
         for name in ("routing", "balance", "locality"):
-            if getattr(train, name):
+            if getattr(train, name) or (name == "balance" and train.bias_rate):
                 message = f"{name}= is about experts, and {model.name} has none"
                 yield wrong("P070", message, f"experts.{name}", f"drop {name}= from the workload")
         return
     layers, counts = model.routed_layers, {spec.experts for spec in mixtures}
+    if train.bias_rate and not any(spec.router_bias and not spec.bias for spec in mixtures):
+        message = f"balance=bias moves the selection biases of routers, and those of {model.name} have none"
+        yield wrong("P070", message, "experts.balance", "say balance=global, or a model such as deepseek-v3")
+    if train.bias_rate and train.lora is not None:
+        message = "balance=bias moves numbers of the model, and phase=lora leaves all of them as they are"
+        yield wrong("P070", message, "experts.balance", "drop bias from balance=, or phase=lora")
     if routing is not None:
         known = f"{len(layers)} mixtures of {', '.join(map(str, sorted(counts)))} experts ({model.name})"
         if len(counts) > 1:
