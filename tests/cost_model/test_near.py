@@ -54,6 +54,13 @@ def test_a_file_keeps_the_processor_and_a_word_without_numbers_is_refused(tmp_pa
     path = tmp_path / "mine.toml"
     path.write_text(cluster.to_toml(found))
     assert cluster.load(str(path)) == found
-    for word in ("near=fast", "near=13000", "near=0:1"):
+    for word in ("near=fast", "near=13000", "near=0:1", "near=0:0", "near=13000:100:3"):
         with pytest.raises(MeshwrightError, match="no bandwidth in GB/s and peak in TFLOP/s"):
             cluster.load(f"4xh100,{word}")
+
+
+def test_processors_of_several_rates_are_devices_of_several_kinds():
+    fast, slow = (i.device for i in cluster.load("4xh100,near=13000:100 + 4xh100,near=5000:50").islands)
+    assert fast.name != slow.name and fast.alone == slow.alone and fast.alone.name == PLAIN.name
+    costs, work = Costs(), Gemm(m=4, n=4096, k=14336)
+    assert costs.price(work, fast).seconds < costs.price(work, slow).seconds < costs.price(work, PLAIN).seconds

@@ -188,3 +188,20 @@ def test_the_same_plan_said_with_its_axes_of_one_in_another_order_is_no_gap():
     a = ask("torchtitan", "llama3-8b", ON, TRAIN, "tp2 fsdp order=cp-tp-dp-pp")
     b = ask("torchtitan", "llama3-8b", ON, TRAIN, "tp2 fsdp")
     assert a.text.replace(" order=cp-tp-dp-pp", "") == b.text
+
+
+@pytest.mark.parametrize("target", ["megatron", "deepspeed", "torchtitan", "accelerate", "torch-ddp", "torchft"])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("zero2 hold=1,2", ["hold=1,2"]),
+        ("mb3 shares=1,1 mbs=1,3", ["mbs=1,3"]),
+        ("dtypes=fp32,fp32", ["dtypes=fp32,fp32"]),
+    ],
+)
+def test_what_each_kind_of_replicas_has_of_its_own_is_named_and_not_dropped(target, words, said):
+    error = gaps(target, "llama3.2-1b", f"dp8 {words}", on="4xa100-40 + 4xh100", train="batch=16,seq=128")
+    message = " ".join(d.message for d in error.diagnostics)
+    assert all(one in message for one in said)
+    nearest = nearest_words(error)
+    assert nearest is None or said[0] not in nearest

@@ -195,3 +195,11 @@ def test_a_kind_of_devices_computes_and_stores_in_its_own_precision():
 )
 def test_precisions_that_replicas_cannot_step_together_in_are_refused(words, said):
     assert any(said in one.message for one in check(parse(f"{INSIDE} {words}"), LLAMA, WHERE, TRAIN))
+
+
+def test_a_kind_without_matrix_units_for_its_precision_is_said():
+    cautions = [
+        predict(LLAMA, WHERE, TRAIN, parse(f"tp2 dp8 mb1 order=tp-cp-pp-dp dtypes={own}"), detail=False).cautions
+        for own in ("fp8,bf16", "bf16,fp8")
+    ]
+    assert [sum("a100_80gb_sxm has no fp8" in one for one in said) for said in cautions] == [1, 0]

@@ -306,8 +306,14 @@ def cautions(
 ) -> tuple[str, ...]:
     """Doubts that belong beside the answer itself, above everything that explains it."""
     out = []
-    dtype = plan.precision.compute or train.dtype
-    for device in {d.name: d for s in lowered.mesh.slices for d in s.devices}.values():
+    usual = plan.precision.compute or train.dtype
+    own, mesh = plan.kinds.dtypes, lowered.mesh
+    computed = {
+        (device.name, own[kind] if own else usual): device
+        for kind, slices in zip(mesh.kinds_of_slices, mesh.slices)
+        for device in slices.devices
+    }
+    for (_, dtype), device in computed.items():
         if not supports(device, dtype):
             rates = [n for n in ("fp8", "bf16", "fp16", "fp32") if n in device.peak_flops]
             used = next((n for n in rates if peak_flops(device, n) == peak_flops(device, dtype)), "fastest")

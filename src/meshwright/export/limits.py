@@ -42,7 +42,7 @@ def nodes(r: ExportRequest) -> Iterator[Gap]:
 
 
 def equal_shares(r: ExportRequest) -> Iterator[Gap]:
-    """Every replica runs as many microbatches."""
+    """Every replica runs as many microbatches, as large, in one precision, and shards are of one size."""
     if len(set(r.layout.shares)) > 1:
         yield Gap(
             facet="layout.shares",
@@ -51,6 +51,28 @@ def equal_shares(r: ExportRequest) -> Iterator[Gap]:
             help="drop shares",
             mend={"layout.shares": ()},
         )
+    yield from _alike(r)
+
+
+def _alike(r: ExportRequest) -> Iterator[Gap]:
+    """Yield what kinds of replicas have of their own that differs from what the others have or the plan says."""
+    own, usual = r.plan.kinds, r.plan.precision.compute or r.train.dtype
+    each = r.train.global_batch // r.layout.dp
+    rows = next((n for n in range(max(own.mbs, default=1), 1, -1) if each % n == 0), 1)
+    even = {"layout.shares": (), "pipeline.microbatch": rows}
+    for word, values, wanted, reason, besides in (
+        ("mbs", own.mbs, own.mbs[:1], "microbatches are of one size on all replicas", even),
+        ("hold", own.hold, own.hold[:1], "it shards state evenly", {}),
+        ("dtypes", own.dtypes, (usual,), "all replicas compute in one precision", {}),
+    ):
+        if values and set(values) != set(wanted):
+            yield Gap(
+                facet=f"kinds.{word}",
+                value=f"{word}={','.join(map(str, values))}",
+                reason=reason,
+                help=f"drop {word}",
+                mend={f"kinds.{word}": (), **besides},
+            )
 
 
 def every_step(r: ExportRequest) -> Iterator[Gap]:

@@ -46,8 +46,8 @@ def _fastest(device: Device) -> float:
 
 class Portions(msgspec.Struct, frozen=True, kw_only=True):
     """Parts of a step that every data-parallel slice has, in their order, () for what all have alike: ``counts`` of
-    microbatches, ``rows`` in each of them, and relative sizes of what each
-    rank holds of sharded state (``hold``), and the precision it computes in (``dtypes``)."""
+    microbatches, ``rows`` in each of them, relative sizes of what each rank holds of sharded state (``hold``), and the
+    precision it computes in (``dtypes``)."""
 
     counts: tuple[int, ...] = ()
     rows: tuple[int, ...] = ()

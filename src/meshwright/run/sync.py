@@ -251,7 +251,7 @@ class Bucket:
             said = self.label | {"group": shard.ranks}
             self._pending = (self.shards[GRADIENTS].scatter(out, whole, **said), out)
             return
-        token = recorder().start("reduce_scatter", "dp", **self.label, **_said(whole, shard))
+        token = recorder().start("reduce_scatter", "dp", **self.label, **_said(whole, shard, self.uneven))
         work = self.uneven.reduce(out, whole) if self.uneven else reduce_scatter_async(out, whole, shard)
         recorder().watch(work.work if self.uneven else work, token)
         self._pending = (work, out)
@@ -360,7 +360,7 @@ class Bucket:
             code.begin(self.step)
             self._gather = code.gather(self.values, mine.clone(), **self.label, group=self.where.shard.ranks)
         elif not self.where.shard.alone:
-            said = _said(self.values, self.where.shard)
+            said = _said(self.values, self.where.shard, self.uneven)
             token = recorder().start("all_gather", "dp_gather", **self.label, **said)
             if self.uneven is not None:
                 self._gather = self.uneven.gather(self.values, mine.clone())
@@ -423,6 +423,8 @@ def _hand_over(parameter: nn.Parameter) -> None:
         parameter.sink.add(gradient)
 
 
-def _said(tensor: torch.Tensor, group: AxisGroup) -> dict[str, object]:
-    """Return the recorder's fields of an exchange: the ranks of its group and the tensor's bytes."""
-    return {"group": group.ranks, "num_bytes": tensor.numel() * tensor.element_size()}
+def _said(tensor: torch.Tensor, group: AxisGroup, uneven: UnevenShards | None = None) -> dict[str, object]:
+    """Return the recorder's fields of an exchange: the ranks of its group and the tensor's bytes, padded as they travel
+    where shards are uneven."""
+    carried = uneven.carried if uneven is not None else tensor.numel()
+    return {"group": group.ranks, "num_bytes": carried * tensor.element_size()}

@@ -37,9 +37,14 @@ class UnevenShards:
         """The first element of this rank's shard, and the one after the last."""
         return self.ends[self.group.index], self.ends[self.group.index + 1]
 
+    @property
+    def carried(self) -> int:
+        """Elements of a collective: as many as the largest shard has, for every rank."""
+        return len(self.widths) * self.widest
+
     def reduce(self, out: torch.Tensor, whole: torch.Tensor) -> Awaited:
         """Start summing `whole` [total] over the group into each rank's `out` [its width]."""
-        padded = whole.new_zeros(len(self.widths) * self.widest)
+        padded = whole.new_zeros(self.carried)
         for rank, (start, width) in enumerate(zip(self.ends, self.widths)):
             padded[rank * self.widest : rank * self.widest + width] = whole[start : start + width]
         found = whole.new_empty(self.widest)
@@ -50,7 +55,7 @@ class UnevenShards:
         """Start filling `whole` [total] with every rank's shard; this one's is `mine`."""
         padded = mine.new_zeros(self.widest)
         padded[: len(mine)] = mine
-        every = mine.new_empty(len(self.widths) * self.widest)
+        every = mine.new_empty(self.carried)
         work = gather_async(every, padded, self.group)
 
         def spread() -> None:

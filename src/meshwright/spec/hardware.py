@@ -156,7 +156,7 @@ class Near(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     source: str = ""
 
 
-#: How the name of a device ends that has a processor near its memory besides.
+#: What stands in the name of a device before the rates of a processor near its memory: prices are kept by name.
 NEAR = "+near"
 
 
@@ -228,12 +228,13 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def alone(self) -> Device:
         """The device without the processor near its memory."""
-        return msgspec.structs.replace(self, name=self.name.removesuffix(NEAR), near=None)
+        return msgspec.structs.replace(self, name=self.name.partition(NEAR)[0], near=None)
 
     def beside(self, near: Near) -> Device:
         """The device with a processor near its memory."""
         title = f"{self.title} with a processor near its memory"
-        return msgspec.structs.replace(self, name=f"{self.name}{NEAR}", title=title, near=near)
+        rates = f"{near.memory_gb_s:g}:{max(near.peak_flops.values()) / 1e12:g}"
+        return msgspec.structs.replace(self, name=f"{self.name}{NEAR}{rates}", title=title, near=near)
 
     @property
     def synchronous(self) -> bool:

@@ -77,7 +77,7 @@ def _number(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterato
                 "P025",
                 f"{word}= names {len(values)} kinds of data-parallel slices and this layout has {len(found)}: {are}",
                 f"kinds.{word} = {values}",
-                f"give {len(found)} numbers" if len(found) > 1 else f"drop {word}: all slices are alike",
+                f"give {len(found)} values" if len(found) > 1 else f"drop {word}: all slices are alike",
             )
 
 
