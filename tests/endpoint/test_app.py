@@ -191,6 +191,7 @@ WRONG = [
     ({"prompt": "a", "stop_token_ids": [266]}, 400, "stop_token_ids", "none of"),
     ({"prompt": "a", "best_of": 2}, 400, "best_of", "best_of"),
     ({"prompt": "a", "stream_options": {}}, 400, "stream_options", "stream: true"),
+    ({"prompt": "a", "stream_options": {"usage": True}}, 400, "stream_options.usage", "include_usage"),
     ({"prompt": "a", "model": "gpt-4"}, 404, "model", "tiny, tuned"),
     ({"prompt": "a", "temprature": 1}, 400, "temprature", "did you mean temperature"),
     ({"prompt": "a", "logit_bias": {"5": 101}}, 400, "logit_bias", "<= 100"),

@@ -103,6 +103,7 @@ class ChatBody(_Sampled, kw_only=True):
 class GenerateSampling(msgspec.Struct, kw_only=True):
     """``sampling_params`` of SGLang's own ``POST /generate``."""
 
+    n: Literal[1] | None = None
     max_new_tokens: Count | None = None
     min_new_tokens: Count | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
@@ -167,6 +168,9 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_logprobs_num": (0,),
     "return_token_ids": (False,),
     "image_data": ([], ""),
+    "no_stop_trim": (False,),
+    "stream_interval": (1,),
+    "include_obfuscation": (False,),
 }
 #: What to do instead of some of them.
 INSTEAD = {
@@ -177,6 +181,8 @@ INSTEAD = {
     "suffix": "lay the text out as the model was trained to fill it in",
     "continue_final_message": "lay the messages out yourself, and ask /v1/completions",
 }
+#: Fields that have fields of their own, where a slip of the pen is one too.
+INNER: dict[str, type[msgspec.Struct]] = {"sampling_params": GenerateSampling, "stream_options": StreamOptions}
 #: Fields that say who asks, whatever they hold: nothing depends on them.
 ABOUT = ("user", "metadata", "request_id", "safety_identifier", "prompt_cache_key")
 
@@ -192,7 +198,11 @@ def read(data: bytes, kind: type[Body]) -> Body:
     Raises:
         Refused: it is no JSON, or a field is unknown, of another type, out of its range, or asks for what is not done.
     """
-    _known(_decoded(_fields, data), kind)
+    fields = _decoded(_fields, data)
+    _known(fields, kind)
+    for name, inner in INNER.items():
+        if name in kind.__struct_fields__ and bytes(fields.get(name, b"null")).startswith(b"{"):
+            _known(_decoded(_fields, bytes(fields[name])), inner, f"{name}.")
     decoder = _decoders.get(kind)
     if decoder is None:
         decoder = _decoders[kind] = msgspec.json.Decoder(kind)
@@ -217,21 +227,21 @@ def _decoded(decoder: msgspec.json.Decoder, data: bytes) -> Any:
         raise Refused(400, f"the body is not JSON: {reason}", code="invalid_json") from None
 
 
-def _known(fields: dict[str, msgspec.Raw], kind: type[msgspec.Struct]) -> None:
-    """Refuse a field that is none of this kind of body, unless it asks for nothing."""
+def _known(fields: dict[str, msgspec.Raw], kind: type[msgspec.Struct], within: str = "") -> None:
+    """Refuse a field that is none of this kind of body, unless it asks for nothing; `within` stands before its name."""
     known = kind.__struct_fields__
     for name, raw in fields.items():
         if name in known or name in ABOUT or bytes(raw) == b"null":
             continue
-        param = shown(name)
+        param = within + shown(name)
         if name not in NEUTRAL:
-            close = nearest(param, [*known, *NEUTRAL])
+            close = nearest(shown(name), known if within else [*known, *NEUTRAL])
             raise Refused(400, f"unknown field {param!r}: {close}", param=param, code="unknown_field")
         if _decoded(_anything, bytes(raw)) not in NEUTRAL[name]:
             usual = " or ".join(msgspec.json.encode(value).decode() for value in NEUTRAL[name])
-            message = f"{name} is not done by this server: leave it out, or say {usual}"
+            message = f"{param} is not done by this server: leave it out, or say {usual}"
             message += f"; {INSTEAD[name]}" if name in INSTEAD else ""
-            raise Refused(400, message, param=name, code="unsupported")
+            raise Refused(400, message, param=param, code="unsupported")
 
 
 _anything = msgspec.json.Decoder()
