@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from meshwright.errors import MeshwrightError
 from meshwright.spec.serve import parse
 from meshwright.traffic import record
+from meshwright.traffic.events import StreamedAnswer
 from meshwright.traffic.http import HttpFault
 from meshwright.traffic.session import earlier, opened, replayed
 from meshwright.traffic.timeline import timeline
@@ -268,6 +269,15 @@ def test_a_file_of_another_workload_or_none_is_refused(tmp_path):
     path.write_text("number,time\n1,2\n")
     with pytest.raises(MeshwrightError, match="T005"):
         record.read(path)
+
+
+@pytest.mark.parametrize("piece", [b"data: " + b"a" * 99, b"data: a\n" * 9], ids=["a line", "lines"])
+def test_an_event_without_an_end_is_not_read_for_ever(piece, monkeypatch):
+    monkeypatch.setattr("meshwright.traffic.events.LONGEST_EVENT", 50)
+    answer = StreamedAnswer()
+    answer.feed(b"data: {}\n\n" * 9, 0.0)
+    with pytest.raises(HttpFault, match="longer than 50"):
+        answer.feed(piece, 0.0)
 
 
 @pytest.mark.parametrize(

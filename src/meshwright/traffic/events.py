@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from meshwright.traffic.http import HttpFault
+
 #: Bytes of one event beyond which an answer is none.
 LONGEST_EVENT = 1 << 22
 
@@ -64,21 +66,29 @@ class StreamedAnswer:
         self.done = False
         self._rest = b""
         self._data: list[bytes] = []
+        self._held = 0  # bytes of an event that is not over
 
     def feed(self, piece: bytes, now: float) -> None:
-        """Take a piece of the body, which came at `now`."""
+        """Take a piece of the body, which came at `now`.
+
+        Raises:
+            HttpFault: an event has no end, and neither would its reading.
+        """
         if self.error:
             return
         lines = (self._rest + piece).split(b"\n") if self._rest else piece.split(b"\n")
         self._rest = lines.pop()
-        if len(self._rest) > LONGEST_EVENT:
-            self.error = f"an event is longer than {LONGEST_EVENT:,} bytes"
         for line in lines:
             if line.startswith(b"data:"):
                 self._data.append(line[5:].strip())
+                self._held += len(line)
             elif not line.strip() and self._data:  # an event ends with an empty line
                 self._event(b"\n".join(self._data), now)
                 self._data.clear()
+                self._held = 0
+        if self._held + len(self._rest) > LONGEST_EVENT:
+            self.error = f"an event is longer than {LONGEST_EVENT:,} bytes"
+            raise HttpFault(self.error)
 
     def end(self) -> None:
         """Take note that the body is over."""
