@@ -78,7 +78,7 @@ def test_options_of_a_policy_are_arguments_of_the_hook():
         ("torchft", "dp16 sync=qsr:h=2,growth=2,rate=1,steps=8", "these rounds grow"),
         ("torch-ddp", "dp16 sync=gossip", "sees the gradients of every step"),
         ("torch-ddp", "fsdp", "every rank holds the whole model"),
-        ("torchft", "dp16 sync=powersgd", "this exchanges reduce"),
+        ("torchft", "dp16 sync=powersgd", "this exchanges gradients"),
         ("torchft", "dp16 sync=co2:h=8", "comes a round late"),
         ("torchft", "dp16 sync=eager-diloco:h=8", "this outer step is eager"),
         ("torchft", "dp16 sync=diloco:h=8,start=backward", "sends layers within the backward"),

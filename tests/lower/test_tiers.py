@@ -229,6 +229,7 @@ def test_a_window_larger_than_its_tier_is_refused_with_both_sizes():
         ("dp8 zero2 offload=params", "P052", "zero3, of which each rank fetches its shard"),
         ("pp4 dp2 zb-h1 offload=activations", "P052", "splits the backward"),
         ("dp8 offload=optimizer sync=diloco:h=8", "P052", "drop sync="),
+        ("dp8 offload=optimizer sync=local:h=8", "P052", "move activations alone"),
         ("dp8 zero1 tiles=4", "P052", "zero3 and pp1"),
         ("dp8 update=delayed", "P052", "the update is by the devices"),
     ],

@@ -77,6 +77,7 @@ def test_a_server_receives_from_all_and_then_sends_to_all():
 def test_parts_are_words_that_read_back():
     assert divided.read("3/1x2/0") == (3, 1, 1, 0) and divided.written((3, 1, 1, 0)) == "3/1x2/0"
     assert divided.read("0x4") is None and divided.read("1//2") is None
+    assert divided.read("1x0/1") is None and divided.read("1x99999/1") is None  # no copies, and too many
     assert divided.rounded([0.5, 0.25, 0.25, 0]) == (2, 1, 1, 0)
     assert divided.bounds(10, (3, 1, 1, 0)) == (0, 6, 8, 10, 10)
     assert read("dedloc:sums=3/1/1/0").text == "dedloc:sums=3/1x2/0" and read("dedloc:sums=1x2").exact

@@ -75,6 +75,8 @@ def test_shares_and_bits_are_words_too_and_the_strength_of_another_code_is_refus
     assert read("l-greco:of=topk,share=0.02").text == "l-greco:of=topk,share=0.02"
     topk, levels = codec("l-greco:of=topk,share=0.4"), codec("l-greco:of=qsgd").levels
     assert topk.levels[topk.usual] == "topk:share=0.4" and topk.levels[-1] == "topk:share=0.8"
+    finer = codec("l-greco:of=topk,share=0.003")  # an eighth of which is no short number in binary
+    assert [codec(one).name for one in finer.levels] == ["topk"] * 15 and finer.levels[1] == "topk:share=0.001125"
     assert codec("l-greco:of=qsgd").wire_bytes(4096, 4) == 2048 + 4 * 8 and levels[2] == "qsgd:bits=4"
     with pytest.raises(MeshwrightError, match="has no rank"):
         codec("l-greco:of=topk,rank=8")

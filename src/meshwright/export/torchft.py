@@ -17,7 +17,7 @@ from meshwright.export.comments import commented
 from meshwright.export.gap import Gap
 from meshwright.export.request import ExportRequest
 from meshwright.export.target import load
-from meshwright.sync.fragments import PARAMETERS
+from meshwright.sync.fragments import GRADIENTS, PARAMETERS
 from meshwright.sync.policy import read
 from meshwright.sync.record import ALL, CODEC, NO_CODEC, USUAL, SyncPolicy
 from meshwright.sync.rounds import part_of
@@ -85,7 +85,7 @@ def _no_round(policy: SyncPolicy) -> Iterator[str]:
     if policy.rule.decider is not None:
         yield "its replicas are clients of a server"
     if policy.fragments != (PARAMETERS,):
-        yield f"this exchanges {' and '.join(policy.fragments)}"
+        yield f"this exchanges {' and '.join('gradients' if what == GRADIENTS else what for what in policy.fragments)}"
     if policy.group != ALL:
         yield f"its replicas meet in {policy.group}"
     if policy.combine != "mean":

@@ -17,18 +17,20 @@ from typing import NamedTuple
 PIECE_BYTES, MOST_PIECES = 2**20, 8
 #: Parts are rounded to such a part of an equal one.
 FINEST = 1000
+#: Copies at most.
+MOST_COPIES = 99999
 
 
 def read(text: str) -> tuple[int, ...] | None:
     """The parts of a text such as ``3/1x2/0x4``, as whole numbers of which each copy has its share; None where it has
-    another form, or nobody has a part."""
-    if not re.fullmatch(r"\d{1,9}(x\d{1,5})?(/\d{1,9}(x\d{1,5})?)*", text, re.ASCII):
+    another form, is of too many copies, or nobody has a part."""
+    if not re.fullmatch(r"\d{1,9}(x[1-9]\d{0,4})?(/\d{1,9}(x[1-9]\d{0,4})?)*", text, re.ASCII):
         return None
     found: list[int] = []
     for word in text.split("/"):
         part, _, times = word.partition("x")
         found += [int(part)] * int(times or 1)
-    return tuple(found) if sum(found) else None
+    return tuple(found) if sum(found) and len(found) <= MOST_COPIES else None
 
 
 def written(parts: Sequence[int]) -> str:

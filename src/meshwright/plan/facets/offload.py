@@ -12,6 +12,7 @@ from meshwright import schedules
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.plan.facet import EXCHANGE, KEYED, STRUCTURE, Facet, Field, Form, count, names, unrun, wrong
 from meshwright.spec.workload import LAYERWISE
+from meshwright.sync.fragments import PARAMETERS
 from meshwright.sync.policy import read as read_sync
 
 if TYPE_CHECKING:
@@ -143,6 +144,9 @@ def _possible(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Itera
     if not policy.plain or policy.rule.forwards or policy.stepped:
         message = f"state stays on the device where replicas are kept together by sync={plan.sync.policy}"
         yield wrong("P052", message, place, "drop sync=, or offload=")
+    elif PARAMETERS in policy.fragments and (offload.optimizer or offload.params):
+        message = f"sync={plan.sync.policy} averages parameters on the device, where offload={_of(offload)} keeps none"
+        yield wrong("P052", message, place, "drop sync=, or move activations alone")
     if offload.grads and not offload.optimizer:
         message = "gradients in the host's memory are for an update there, and the optimizer is on the device"
         yield wrong("P052", message, place, "add optimizer to offload=")

@@ -100,8 +100,10 @@ def predicted(tensors: Sequence[Tensor], rank: int, decay: float) -> dict[tuple[
 
 
 def shares(usual: float) -> tuple[float, ...]:
-    """Return the shares that a layer may send: from a quarter of the usual one to twice it, an eighth of it apart."""
-    return tuple(dict.fromkeys(min(1.0, usual * eighths / 8) for eighths in range(2, 17)))
+    """Return the shares that a layer may send: from a quarter of the usual one to twice it, an eighth of it apart, and
+    rounded to texts that a codec reads."""
+    some = {eighths: float(f"{usual * eighths / 8:.9g}") for eighths in range(2, 17)} | {8: usual}
+    return tuple(dict.fromkeys(min(1.0, some[eighths]) for eighths in sorted(some)))
 
 
 def made(values: dict[str, Any]) -> Any:
