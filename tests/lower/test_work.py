@@ -17,6 +17,7 @@ from meshwright.lower.state import lora_params
 from meshwright.plan import Overlap, parse
 from meshwright.simulate.step import simulate
 from meshwright.spec.architecture import EMBEDDING, HEAD
+from meshwright.spec.model import load
 from meshwright.spec.workload import LORA_TARGETS, Lora, Train
 from meshwright.work import AttentionCore, Collective, Elementwise, Gemm, GroupedGemm, attended_pairs
 from tests.random_plans import GPT, LLAMA, MIXTURE, legal_plans, sized
@@ -205,6 +206,14 @@ def test_ulysses_inside_a_ring_swaps_neighbours_and_sends_between_their_groups()
     assert (core.exchange.each.group.size, core.ring) == (2, 2)
     assert (core.forward.heads, core.forward.kv_heads) == (2, 1)
     assert flops(pieces, "F", of=AttentionCore) == pytest.approx(flops(layer("dp1", LLAMA), "F", of=AttentionCore) / 8)
+
+
+def test_ulysses_of_latent_attention_swaps_the_keys_and_values_of_all_heads():
+    # Keys of 192 and values of 128 for each of 16 heads (DeepSeek-V2-Lite); a latent has no heads to be divided.
+    pieces = layer("cp4 dp1 ulysses", load("deepseek-v2-lite"))
+    assert sizes(pieces)["all_to_all"] == [S / 4 * 16 * (192 + 192 + 128) * 2, S / 4 * 16 * 128 * 2]
+    (core,) = (p for p in pieces if p.core)
+    assert (core.forward.heads, core.forward.kv_heads) == (4, 4)
 
 
 def test_ulysses_inside_a_gather_gathers_between_the_groups():

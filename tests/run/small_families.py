@@ -108,6 +108,7 @@ PLANS = {
 MORE = {"gemma2": "cp2 mb2", "gemma3_text": "fsdp dp2 mb1", "gemma": "dp2 mb1 full"} | {
     "deepseek_v3": "dp2 ep2 mb1 selective",
     "deepseek_v2": "dp2 zero2 mb1 full",
+    "deepseek_v3, weights as they are": "cp2 ulysses mb2",
     "phi": "fsdp dp2 mb1",
     "phi3": "pp2 mb1",
     "olmo": "fsdp dp2 mb1",

@@ -174,14 +174,17 @@ def _exchanged_core(c: Context, spec: Spec, heads: int) -> list[Piece]:
     e, swap = c.element, c.plan.head_swap
     outer, kv = c.plan.layout.cp // swap, kv_heads(c, spec)
     into, out = [], []
+    # a latent is of all heads: it travels round as it is, and where heads are swapped its keys and values do
+    width = _kv_width(spec, kv)
     if swap > 1:
-        kv *= 1 if spec.kv_lora_rank else copies(heads, kv, swap)
+        kv = heads if spec.kv_lora_rank else kv * copies(heads, kv, swap)
+        width = kv * (spec.head_dim + spec.v_head_dim)
         back = c.tokens * heads * spec.v_head_dim * e
-        forth = c.tokens * (heads * spec.head_dim + _kv_width(spec, kv)) * e
+        forth = c.tokens * (heads * spec.head_dim + width) * e
         into, out = [_swap(c, "heads to sequence", forth)], [_swap(c, "sequence to heads", back)]
         heads, kv = heads // swap, max(1, kv // swap)
-    # latent attention exchanges the latent, not the expanded heads
-    kv_bytes = c.tokens * swap * _kv_width(spec, kv) * e
+        width = kv * (spec.head_dim + spec.v_head_dim)
+    kv_bytes = c.tokens * swap * width * e
     ring = outer
     if c.plan.sequence.algorithm == "allgather" and outer > 1:
         ring = 1

@@ -170,9 +170,10 @@ def _whole(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic]:
 def _inside(plan: Plan, model: Model) -> Iterator[Diagnostic]:
     """Yield each word of the plan that cannot be run inside some blocks."""
     layout, attentions = plan.layout, model.attentions
-    if layout.cp > 1 and any(a.kv_lora_rank for a in attentions):
-        message = f"cp{layout.cp} of latent attention, whose latents travel, is priced and not run"
-        yield _bad("P033", message, f"layout.cp = {layout.cp}", "say cp1")
+    if layout.cp > plan.head_swap and any(a.kv_lora_rank for a in attentions):
+        message = f"cp{layout.cp} of latent attention, whose latents travel round, is priced and not run"
+        place, help = f"sequence.algorithm = {plan.sequence.algorithm}", f"say cp{layout.cp} ulysses, or cp1"
+        yield _bad("P033", message, place, help)
     beside = any(getattr(block, "parallel", False) for block in model.blocks)
     if plan.memory.portions > 1 and beside:
         message = "layers in portions of blocks in parallel are priced and not run"
