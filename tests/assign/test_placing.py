@@ -8,7 +8,9 @@ from itertools import permutations, product
 import numpy as np
 import pytest
 
-from meshwright.assign.placing import PLACEMENTS, place, placed, told, transported
+from meshwright.assign.clusters import clustered, cost_of, gap_of, ordered
+from meshwright.assign.placing import PLACEMENTS, place, placed, told
+from meshwright.assign.transport import transported
 from meshwright.errors import MeshwrightError
 from meshwright.spec.routing import read
 
@@ -86,6 +88,45 @@ def test_clusters_go_to_the_ranks_that_every_order_of_them_could_not_better():
 
     first = found.rank_of[0]
     assert cost(found.rank_of) == pytest.approx(min(cost([first, np.array(p)]) for p in permutations(range(4))))
+
+
+@pytest.mark.parametrize("experts, ranks", [(6, 2), (6, 3), (8, 2)])
+def test_clusters_of_programs_are_those_that_no_placement_could_even_out_more(experts, ranks):
+    """Brute force over all ways to lay as many experts on each rank, on loads that steps do not even out at once."""
+    for seed in range(4):
+        loads = np.random.default_rng(seed).random((2, experts)) ** 2
+        steps = np.tile(np.arange(experts) // (experts // ranks), (2, 1))
+        found = clustered(loads, steps, ranks)
+        assert found.solved
+        for each, of, bound in zip(loads, found.of, found.bound, strict=True):
+            assert (np.bincount(of) == experts // ranks).all()
+            ways = (max(each[np.array(p) == r].sum() for r in range(ranks)) for p in choices(experts, ranks))
+            assert np.bincount(of, weights=each).max() == pytest.approx(min(ways)) == pytest.approx(bound)
+
+
+@pytest.mark.parametrize("ranks, node", [(3, 2), (4, 1), (4, 2), (4, 3), (4, 4)])
+def test_the_order_of_clusters_is_the_shortest_of_all_orders_of_all_layers(ranks, node):
+    """Brute force over every order of every layer, layer after layer."""
+    between = np.random.default_rng(ranks * node).dirichlet(np.full(ranks, 0.3), (4, ranks))
+    orders = [np.array(p) for p in permutations(range(ranks))]
+    least = np.zeros(len(orders))
+    for table in between:
+        ways = [[cost_of(table[None], np.stack([a, b]), node) for a in orders] for b in orders]
+        least = (np.array(ways) + least).min(axis=1)
+    found = ordered(between, ranks, node)
+    assert (np.sort(found, axis=1) == np.arange(ranks)).all()
+    assert cost_of(between, found, node) == pytest.approx(least.min())
+    assert 1 + gap_of(between, found[:, ::-1], node) >= cost_of(between, found[:, ::-1], node) / least.min() - 1e-12
+
+
+def test_an_answer_says_which_of_programs_and_steps_placed_experts():
+    routing = read("zipf:s=0.8;affinity=0.5")
+    small, large = placed(routing, 8, 8, "moetuner", 4, 2), placed(routing, 8, 128, "moetuner", 16, 8)
+    assert (small.clusters_by, small.order_by, small.order_gap) == ("integer programs", "dynamic programming", 0.0)
+    assert small.busiest == pytest.approx(small.busiest_bound)
+    assert (large.clusters_by, large.order_by) == ("steps", "steps")
+    assert large.order_gap > 0
+    assert "their ranks by steps (at most" in large.solved
 
 
 @pytest.mark.parametrize("method", PLACEMENTS)

@@ -33,6 +33,7 @@ def expert_answer(lowered: Lowered, model: Model, train: Train, plan: Plan) -> E
         leave_rank_bound=lie.leave_rank_bound,
         leave_node_bound=lie.leave_node_bound,
         hot=load.hot,
+        solved=lie.solved,
     )
 
 
@@ -51,6 +52,8 @@ def expert_assumptions(found: ExpertAnswer | None, train: Train, plan: Plan) -> 
         value = f"{found.leave_rank:.0%} to another rank, {found.leave_node:.0%} to another node"
         least = f"at least {found.leave_rank_bound:.0%} and {found.leave_node_bound:.0%} under any placement"
         out.append(Assumption("tokens between layers' experts", value, least))
+        if found.solved:
+            out.append(Assumption("experts' clusters and ranks", found.solved, f"placement={experts.placement}"))
     return tuple(out)
 
 

@@ -12,8 +12,9 @@ from meshwright.assign.program import LinearRow, minimise
 LIMIT_S = 10.0
 
 
-def solve(problem: Problem) -> Assigned:
-    """Return the best that the solver found, with its bound; items have none where no assignment has room for all."""
+def solve(problem: Problem, *, limit_s: float = LIMIT_S, nodes: int = 0) -> Assigned:
+    """Return the best that the solver found in `limit_s`, or in `nodes` of its search where they are more than 0, with
+    its bound; items have none where no assignment has room for all."""
     count, bins, each, room = len(problem.sizes), problem.num_bins, problem.each, problem.room
     first = local_search(problem)
     if not count or first.value <= first.bound:
@@ -35,7 +36,7 @@ def solve(problem: Problem) -> Assigned:
     low[top], high[top] = first.bound if (first.bin_of >= 0).all() else 0.0, np.inf
     cost = np.zeros(columns)
     cost[top] = 1.0
-    found = minimise(cost, low, high, whole, rows, limit_s=LIMIT_S)
+    found = minimise(cost, low, high, whole, rows, limit_s=limit_s, nodes=nodes)
     if found.x is None:
         return first if np.isfinite(found.bound) else assigned(problem, np.full(count, -1, np.int64))
     bin_of = found.x[:-1].reshape(count, bins).argmax(axis=1).astype(np.int64)

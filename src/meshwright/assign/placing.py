@@ -2,10 +2,11 @@
 
 ``balanced`` evens out the loads of each layer by itself. ``moetuner`` (Go and Mahajan, 2025, arXiv 2502.06643) is two
 problems one after the other: experts into clusters of even load, then clusters onto ranks so that tokens which leave a
-cluster of one layer find the next one near. ``exflow`` (Yao et al., 2024, arXiv 2401.08383) places experts themselves
-where the tokens of the layers beside them are, whatever the loads. The papers solve integer programs. Here one layer
-between two that stay is a transportation problem, solved exactly; layers are gone through forwards and backwards until
-no layer gets better by itself. Every answer comes with bounds that no placement gets below.
+cluster of one layer find the next one near (:mod:`.clusters`). ``exflow`` (Yao et al., 2024, arXiv 2401.08383) places
+experts themselves where the tokens of the layers beside them are, whatever the loads. Where the exact ways are too
+large, steps take their place: one layer between two that stay is a transportation problem, solved exactly; layers are
+gone through forwards and backwards until no layer gets better by itself. Every answer comes with bounds that no
+placement gets below.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.assign import Problem, solve
+from meshwright.assign.clusters import FAR, HERE, NEAR, clustered, gap_of, ordered
+from meshwright.assign.transport import transported
 from meshwright.errors import MeshwrightError
 from meshwright.native import Float64s, OutFloat64s, OutInt64s, native
 from meshwright.spec.routing import GIVEN, PLACEMENTS, Routing, follows, given_ranks, shares
@@ -25,15 +28,17 @@ from meshwright.spec.routing import GIVEN, PLACEMENTS, Routing, follows, given_r
 SWEEPS = 6
 #: Beginnings that are tried: so many that their tables have about as many cells, within bounds.
 FEWEST_STARTS, MOST_STARTS, START_CELLS = 3, 64, 10_000_000
-#: What a token costs that stays on its rank, goes to another of its node, or to another node. A network's port of a
-#: device has about a ninth of NVLink's bandwidth (450 GB/s against 50 of an H100's node).
-HERE, NEAR, FAR = 0.0, 1.0, 9.0
+
+#: How a problem of ``moetuner`` was solved.
+PROGRAM, EXACTLY, STEPS = "integer programs", "dynamic programming", "steps"
 
 
 class ExpertPlacement(msgspec.Struct, frozen=True, kw_only=True):
     """``rank_of`` int64 [layers, experts]. ``busiest`` is the load of a layer's busiest rank over the mean, averaged
     over layers, and ``busiest_bound`` what no placement gets below. Of the tokens between two layers ``leave_rank`` go
-    to another rank and ``leave_node`` to another node, shares; no placement has less than the ``_bound`` of each."""
+    to another rank and ``leave_node`` to another node, shares; no placement has less than the ``_bound`` of each. Of
+    ``moetuner`` ``clusters_by`` and ``order_by`` say how each of its problems was solved, and ``order_gap`` by what
+    share the tokens' way between these clusters may be longer than the shortest."""
 
     rank_of: NDArray[np.int64]
     busiest: float
@@ -42,6 +47,18 @@ class ExpertPlacement(msgspec.Struct, frozen=True, kw_only=True):
     leave_rank_bound: float
     leave_node: float
     leave_node_bound: float
+    clusters_by: str = ""
+    order_by: str = ""
+    order_gap: float = 0.0
+
+    @property
+    def solved(self) -> str:
+        """How the two problems of ``moetuner`` were solved and how far from the best they may be, "" of others."""
+        if not self.clusters_by:
+            return ""
+        over = self.busiest / self.busiest_bound - 1.0
+        first = f"clusters by {self.clusters_by} (busiest at most {over:.2%} over the least)"
+        return f"{first}, their ranks by {self.order_by} (at most {self.order_gap:.0%} over the shortest way)"
 
     @property
     def order(self) -> NDArray[np.int64]:
@@ -81,12 +98,31 @@ def place(
     if method in ("balanced", "moetuner"):
         rank_of = np.stack([_balanced(one, ranks) for one in loads])
     if method == "moetuner":
-        between = np.stack([_summed(t, rank_of[i], rank_of[i + 1], ranks) for i, t in enumerate(after)] or [after])
-        clusters = _together(between, ranks, node)
-        rank_of = np.take_along_axis(clusters, rank_of, axis=1)
+        return _in_two(loads, after, rank_of, ranks, node)
     elif method == "exflow":
         rank_of = _together(after, ranks, node)
     return told(loads, after, rank_of, ranks=ranks, node=node)
+
+
+def _in_two(
+    loads: NDArray[np.float64], after: NDArray[np.float64], of: NDArray[np.int64], ranks: int, node: int
+) -> ExpertPlacement:
+    """MoETuner's two programs, or the steps in place of those that are too large: clusters, then their order."""
+    found = clustered(loads, of, ranks)
+    of = found.of
+    between = np.array([_summed(t, of[i], of[i + 1], ranks) for i, t in enumerate(after)]).reshape(-1, ranks, ranks)
+    order = ordered(between, ranks, node)
+    order_by = EXACTLY if order is not None else STEPS
+    order = _together(between, ranks, node) if order is None else order
+    placement = told(loads, after, np.take_along_axis(order, of, axis=1), ranks=ranks, node=node)
+    bound = float((found.bound / (loads.sum(axis=1) / ranks)).mean())
+    return msgspec.structs.replace(
+        placement,
+        busiest_bound=min(placement.busiest, max(placement.busiest_bound, bound)),
+        clusters_by=PROGRAM if found.solved else STEPS,
+        order_by=order_by,
+        order_gap=0.0 if order_by == EXACTLY else gap_of(between, order, node),
+    )
 
 
 def told(
@@ -202,18 +238,6 @@ def _saved(table: NDArray[np.float64], rank_of: NDArray[np.int64], ranks: int, n
     return (FAR - NEAR) * on_node + (NEAR - HERE) * on_rank
 
 
-def transported(cost: NDArray[np.float64], room: int, price: NDArray[np.float64] | None = None) -> NDArray[np.int64]:
-    """Return the bin of each item, `room` in every bin at most, of the least total of `cost` [items, bins]. `price`
-    float64 [bins], of an answer to nearly the same question, makes this one faster where all bins become full."""
-    items, bins = cost.shape
-    price = np.zeros(bins) if price is None else price
-    bin_of, held = np.full(items, -1, np.int64), np.zeros(bins, np.int64)
-    inside, scratch = np.full(bins * room, -1, np.int64), np.zeros(bins)
-    marks = np.zeros(3 * bins, np.int64)
-    _transport(np.ascontiguousarray(cost).ravel(), items, bins, room, bin_of, held, inside, price, scratch, marks)
-    return bin_of
-
-
 @native("num_items", "bins", "num_items")
 def _even_out(loads: Float64s, num_items: int, bins: int, bin_of: OutInt64s, summed: OutFloat64s) -> None:
     """Swap an item of the costliest bin with one elsewhere while the costlier of the two gets less, the best first."""
@@ -242,65 +266,3 @@ def _even_out(loads: Float64s, num_items: int, bins: int, bin_of: OutInt64s, sum
         summed[other] += moved
         bin_of[give] = other
         bin_of[take] = worst
-
-
-@native("num_items", "num_items", "bins")
-def _transport(
-    cost: Float64s,
-    num_items: int,
-    bins: int,
-    room: int,
-    bin_of: OutInt64s,
-    held: OutInt64s,
-    inside: OutInt64s,
-    price: OutFloat64s,
-    distance: OutFloat64s,
-    marks: OutInt64s,
-) -> None:
-    """Write ``bin_of`` by shortest augmenting paths (Jonker and Volgenant, 1987), for bins with room for several.
-    ``inside`` [bins * room] are the items of each bin; ``marks`` [3 * bins]: whether a bin is done, and the item and
-    the bin by which it was reached."""
-    for item in range(num_items):
-        for one in range(bins):
-            distance[one] = cost[item * bins + one] - price[one]
-            marks[one] = 0
-            marks[bins + one] = item
-            marks[2 * bins + one] = -1
-        sink, least = -1, 0.0
-        while sink < 0:
-            nearest = -1
-            for one in range(bins):
-                if marks[one] == 0 and (nearest < 0 or distance[one] < distance[nearest]):
-                    nearest = one
-            least = distance[nearest]
-            marks[nearest] = 1
-            if held[nearest] < room:
-                sink = nearest
-                break
-            for place in range(room):
-                row = inside[nearest * room + place]
-                base = least - (cost[row * bins + nearest] - price[nearest])
-                for one in range(bins):
-                    if marks[one] == 0:
-                        through = base + cost[row * bins + one] - price[one]
-                        if through < distance[one] - 1e-15:
-                            distance[one] = through
-                            marks[bins + one] = row
-                            marks[2 * bins + one] = nearest
-        for one in range(bins):
-            if marks[one] == 1 and one != sink:
-                price[one] += distance[one] - least
-        one = sink
-        free = held[sink]
-        held[sink] += 1
-        while True:
-            row = marks[bins + one]
-            before = marks[2 * bins + one]
-            inside[one * room + free] = row
-            bin_of[row] = one
-            if before < 0:
-                break
-            for place in range(room):
-                if inside[before * room + place] == row:
-                    free = place
-            one = before

@@ -66,9 +66,11 @@ def minimise(
     limit_s: float = 10.0,
     gap: float = 1e-6,
     start: NDArray[np.float64] | None = None,
+    nodes: int = 0,
 ) -> ProgramAnswer:
     """Minimise ``cost @ x`` over ``low <= x <= high`` [columns], of which those that are `whole` are whole numbers,
     under `rows`; for at most `limit_s`, or until value and bound are within `gap`. `start` is a solution to begin with.
+    `nodes` of the search, where they are more than 0, are a limit by which every process finds the same.
 
     Raises:
         MeshwrightError: L003 where the solver is not installed.
@@ -98,6 +100,8 @@ def minimise(
         solver.silent()
     for name, value in (("time_limit", limit_s), ("mip_rel_gap", gap), ("threads", 1)):
         solver.setOptionValue(name, value)
+    if nodes:
+        solver.setOptionValue("mip_max_nodes", nodes)
     solver.passModel(problem)
     if start is not None:
         first = highspy.HighsSolution()
