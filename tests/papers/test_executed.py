@@ -104,16 +104,16 @@ def test_what_a_row_trains_or_puts_over_a_plan_is_not_its_baseline():
 
 
 def test_tokens_that_stay_with_the_wrong_experts(monkeypatch):
-    from meshwright.run import moe
+    from meshwright.run import sent_rows
 
-    real = moe.swap
+    real = sent_rows.swap
 
     def stay(x, group, sent=None, received=None, *, queue):
         if group.alone:  # the one process that all are compared with
             return real(x, group, sent, received, queue=queue)
         return x.new_zeros((x.shape[0] if received is None else sum(received), *x.shape[1:]))
 
-    monkeypatch.setattr(moe, "swap", stay)
+    monkeypatch.setattr(sent_rows, "swap", stay)
     assert reached("deepspeed-ted", monkeypatch).state == NOT_YET
 
 

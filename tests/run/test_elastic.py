@@ -101,7 +101,7 @@ def test_a_slot_that_is_being_written_holds_no_step():
     ],
 )
 def test_what_an_elastic_run_cannot_do_is_refused(more, told, tmp_path, capsys):
-    asked = ["run", "--model", "llama3-8b", "--on", "2xh100", "--train", "batch=2,seq=16", "--data", "sample"]
+    asked = ["run", "--model", "llama-1m", "--on", "2xh100", "--train", "batch=2,seq=16", "--data", "sample"]
     plan = [] if "--plan" in more else ["--plan", "dp2"]
     assert main([*asked, *plan, "--elastic", *more]) == 2
     assert told in " ".join(capsys.readouterr().err.split())

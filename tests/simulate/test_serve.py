@@ -31,7 +31,7 @@ def test_a_request_alone_takes_its_prompt_and_its_tokens_one_after_the_other():
     served = simulate(replica("vllm-v1", costs), requests((2.0, 20, 5)))
     assert served.first_s[0] - 2.0 == pytest.approx(0.030)
     assert served.end_s[0] - 2.0 == pytest.approx(0.083)
-    assert served.spent_s.tolist() == pytest.approx([0.030 + 4 * 0.011, 0.0, 0.009, 0.0, 0.0, 2.0, 0.0, 0.0, 0.0])
+    assert served.spent_s.tolist() == pytest.approx([0.030 + 4 * 0.011, 0.0, 0.009, 0.0, 0.0, 2.0, 0.0, 0.0, 0.0, 0.0])
 
 
 def test_what_arrives_in_an_iteration_joins_the_next_one():
