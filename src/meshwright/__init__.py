@@ -18,7 +18,7 @@ from typing import Any
 #: What Meshwright does today, in one sentence, and what it is designed for and does not do yet. The package's
 #: description, the help, the README and the book say the same.
 SUMMARY = "Plan and predict large-model training and serving on any cluster, and train or serve the plan with torch"
-NOT_YET = "Serving by several replicas is predicted and planned, and not run yet"
+NOT_YET = "Serving by several machines is predicted and planned, and not run yet"
 
 #: Public name -> (module, name in it), in pipeline order: the question, the plan, the graph, the answer.
 _PUBLIC = {

@@ -30,8 +30,8 @@ def test_what_it_does_and_does_not_do_yet_is_said_first(text):
 
 def test_no_page_promises_more_of_serving_than_is_run():
     """An engine of a plan is served (tests/run/test_served_for_real.py), of two pools as well
-    (tests/run/test_serve_split.py), and replicas are not: "dp2: an engine is one replica"."""
-    assert "serve" in cli.COMMANDS and "serve the plan" in SUMMARY and "several replicas" in NOT_YET
+    (tests/run/test_serve_split.py), and several replicas (tests/endpoint/test_replicas.py), all on one machine."""
+    assert "serve" in cli.COMMANDS and "serve the plan" in SUMMARY and "several machines" in NOT_YET
     files = [ROOT / "README.md", ROOT / "docs" / "index.md", ROOT / "pyproject.toml", ROOT / "mkdocs.yml"]
     promises = ("run the plan with", "runs large-model training and serving")
     assert not [f.name for f in files for text in promises if text in f.read_text(encoding="utf-8")]
