@@ -153,9 +153,34 @@ def test_a_device_the_catalog_does_not_know_is_refused():
 
 
 @pytest.mark.parametrize("notes", ["hybrid layers", "Mamba blocks"])
-def test_layers_that_are_not_modelled_are_refused(notes):
-    with pytest.raises(MeshwrightError, match="not modelled"):
+def test_layers_of_several_kinds_whose_sizes_nobody_says_are_refused(notes):
+    with pytest.raises(MeshwrightError, match="several kinds are not modelled"):
         case(step(notes=notes))
+
+
+HYBRID = {
+    "layers": 52,
+    "hidden": 2688,
+    "heads": 32,
+    "kv_heads": 2,
+    "vocab": 131072,
+    "experts": 128,
+    "top_k": 6,
+    "moe_ffn": 1856,
+    "ffn": "",
+    "seq_len": 8192,
+    "tp": 1,
+    "dp": 8,
+    "ep": 8,
+    "notes": "hybrid Mamba2/attention/MoE: 23 M + 6 attn + 23 MoE layers",
+}
+
+
+def test_a_hybrid_s_row_is_asked_of_the_catalog_s_model_where_its_dimensions_are_the_row_s():
+    model = case(step(model="nemotron3-nano-30b-a3b", **HYBRID)).model
+    assert model.layers_by_kind == (23, 23, 6)
+    with pytest.raises(MeshwrightError, match="several kinds are not modelled"):
+        case(step(model="nemotron3-nano-30b-a3b", **HYBRID | {"hidden": 4096}))
 
 
 def test_a_question_is_the_same_whatever_was_measured():

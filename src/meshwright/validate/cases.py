@@ -164,11 +164,13 @@ def _slow_steps(row: dict[str, str]) -> bool | None:
 
 def _model(row: dict[str, str], framework: Framework, assumed: list[str]) -> Model:
     """The catalog's model where its dimensions are the row's, else one made from the dimensions."""
-    if re.search(r"\bhybrid\b|Mamba", row["notes"]):
-        raise MeshwrightError.one("V010", "hybrid layers (Mamba or compressed attention) are not modelled")
     named = _from_catalog(row)
     if named is not None:
         return named
+    if re.search(r"\bhybrid\b|Mamba", row["notes"]):
+        raise MeshwrightError.one(
+            "V010", "layers of several kinds are not modelled without their sizes, which neither row nor catalog has"
+        )
     vocab = whole(row, "vocab") or USUAL_VOCAB
     if not row["vocab"]:
         assumed.append("vocab")
@@ -197,12 +199,15 @@ def _from_catalog(row: dict[str, str]) -> Model | None:
         model = models.load(row["model"])
     except MeshwrightError:
         return None
+    # the last kind of block that attends, and the last that has an MLP: a layer of a hybrid may have one of them alone
+    heads = [[a.heads for a in block.attentions] for block in model.blocks if block.attentions]
+    mlps = [block.mlp for block in model.blocks if block.mlp is not None]
     same = (
         model.num_layers == whole(row, "layers")
         and model.hidden == whole(row, "hidden")
-        and [a.heads for a in model.blocks[-1].attentions] == [whole(row, "heads")]
+        and heads[-1:] == [[whole(row, "heads")]]
         and (not row["vocab"] or model.vocab == whole(row, "vocab"))
-        and isinstance(model.blocks[-1].mlp, Moe) == bool(whole(row, "experts"))
+        and any(isinstance(mlp, Moe) for mlp in mlps[-1:]) == bool(whole(row, "experts"))
     )
     return model if same else None
 
