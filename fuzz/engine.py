@@ -75,8 +75,9 @@ class Interleavings:
         return {"words": said, "events": events}
 
     def look(self, example: dict[str, Any]) -> str:
-        from fuzz.stub_engine import counted, empty, engine_of, expected  # torch is for this campaign alone
-        from fuzz.stub_halves import both_counted, both_empty, halves_of
+        from tests.run.stub_engine import counted, empty, engine_of, expected  # torch is for this campaign alone
+        from tests.run.stub_halves import both_counted, both_empty, halves_of
+
         from meshwright.endpoint.seam import Prompted, Sampling
 
         asked: dict[int, Prompted] = {}

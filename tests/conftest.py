@@ -4,10 +4,15 @@ without it they are skipped."""
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+# Tests start hundreds of processes: what Python compiles is kept for the next one, whatever the shell says of it.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # The same generated examples every time, so that a verdict is one of the code; `make fuzz` looks at others. And no
 # deadline: the first example of a process may compile or load compiled code.

@@ -24,7 +24,7 @@ TRAIN = Train(global_batch=4, seq_len=16, dtype="fp32")
 
 
 def counted(rank: int, model, text: str, train):
-    """What a process sends to others in a step, and the exchanges that it records."""
+    """Bytes that a process sends to others in a step, and the exchanges that it records."""
     bytes_sent, real = [], dist.batch_isend_irecv
 
     def watched(ops):

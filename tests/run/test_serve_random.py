@@ -5,10 +5,10 @@ from random import Random
 
 from fuzz.campaign import rng_of
 from fuzz.engine import Interleavings
-from fuzz.stub_engine import VOCAB, empty, engine_of
 
 from meshwright.endpoint.seam import Prompted, Sampling
 from meshwright.run.serve.engine import KEPT
+from tests.run.stub_engine import VOCAB, empty, engine_of
 
 
 def test_no_block_is_lost_and_no_answer_changes_in_random_interleavings():

@@ -5,7 +5,6 @@ import itertools
 import msgspec
 import numpy as np
 import pytest
-from fuzz.stub_engine import StubExecutor
 
 from meshwright import serving
 from meshwright.endpoint.seam import EngineFacts, Prompted, Sampling
@@ -17,6 +16,7 @@ from meshwright.simulate.serve_plain import Clock
 from meshwright.simulate.serve_pool import ReplicaPool
 from meshwright.spec.serve import engine_words
 from meshwright.timeline import Identity
+from tests.run.stub_engine import StubExecutor
 from tests.serving.costs import replica, requests
 
 #: Prompts and answers, all of which come at once, and more than there are blocks for.

@@ -10,8 +10,6 @@ from queue import SimpleQueue
 
 import pytest
 import torch
-from fuzz.stub_engine import counted, expected
-from fuzz.stub_halves import both_counted, both_empty, halves_of, joined
 
 from meshwright.endpoint.seam import Prompted, Sampling
 from meshwright.plan import parse as plan_of
@@ -27,6 +25,8 @@ from meshwright.simulate.serve_pool import ReplicaPool
 from meshwright.spec.model import load
 from meshwright.spec.serve import engine_words as parse
 from tests.run.served_models import LIMITS, answers, generated, greedy, prompts, published
+from tests.run.stub_engine import counted, expected
+from tests.run.stub_halves import both_counted, both_empty, halves_of, joined
 from tests.serving.costs import replica, requests
 
 pytestmark = pytest.mark.usefixtures("one_thread")

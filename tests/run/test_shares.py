@@ -126,7 +126,7 @@ def _pair(world):
 
 @pytest.fixture(scope="module")
 def pair():
-    """What two processes find; both tests below read it."""
+    """The findings of two processes, which both tests below read."""
     return start(_pair, num_ranks=2, device="cpu", timeout_s=60.0)
 
 

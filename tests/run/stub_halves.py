@@ -6,11 +6,11 @@ from collections import deque
 from typing import Any
 
 import msgspec
-
 from fuzz.readers import Defect
-from fuzz.stub_engine import counted, empty, engine_of
+
 from meshwright.run.serve.apart import DividedEngine, SecondHalf
 from meshwright.run.serve.halves import DecodeEngine, PrefillEngine
+from tests.run.stub_engine import counted, empty, engine_of
 
 
 class HandLine:

@@ -9,8 +9,8 @@ from zlib import crc32
 
 import numpy as np
 import torch
-
 from fuzz.readers import Defect
+
 from meshwright import serving
 from meshwright.endpoint.seam import EngineFacts
 from meshwright.run.serve.drafts import NgramDrafter
