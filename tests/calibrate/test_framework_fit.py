@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from meshwright.answer.rank_memory import OVERHEAD, RESERVED, rank_memory
-from meshwright.calibrate import framework, framework_memory
-from meshwright.cost import Costs, standard
+from meshwright.calibrate import framework, framework_memory, framework_profiles
+from meshwright.cost import Costs, frameworks, standard
 from meshwright.cost.chain import roofline_estimate
 from meshwright.errors import MeshwrightError
 from meshwright.simulate.step import simulate
@@ -141,8 +141,8 @@ def test_a_job_that_ran_out_of_memory_needed_more_than_there_was():
 
 
 def test_a_fit_says_its_rows_and_errors_in_the_profile_and_its_file(fit, measured, tmp_path):
-    found = framework.profiles([fit], list(framework_memory.fit_all(measured, standard)))
-    (path,) = [p for p in framework.write(found, tmp_path) if p.stem == "megatron_core"]
+    found = framework_profiles.profiles([fit], list(framework_memory.fit_all(measured, standard)))
+    (path,) = [p for p in framework_profiles.write(found, tmp_path) if p.stem == "megatron_core"]
     text = path.read_text()
     assert "27 of 27 measured steps of 3 shapes of models" in text
     assert "27 measured peaks" in text
@@ -194,19 +194,39 @@ def test_too_few_rows_are_said_and_not_fitted(tmp_path):
 
 
 def test_a_fit_says_its_own_source_anew_and_keeps_what_else_a_profile_says():
-    old = {f.name: f for f in framework.frameworks().values()}["deepspeed"]
+    old = {f.name: f for f in frameworks().values()}["deepspeed"]
     assert "the exchange share is that" in old.source
     fit = framework.FrameworkFit(
-        framework="deepspeed", constants={"host_us_per_pass": 7.0}, rows=9, groups=2, in_sample=0.1, left_out=None
+        framework="deepspeed",
+        constants={"host_us_per_pass": 7.0, "elementwise_passes": 4.0},
+        rows=9,
+        groups=2,
+        in_sample=0.1,
+        left_out=None,
     )
     peaks = framework_memory.MemoryFit(
         framework="deepspeed", activation_copies=1.5, allocator_slack=None, rows=21, in_sample=0.2, left_out=0.3
     )
-    new = framework.profiles([fit], [peaks])["deepspeed"]
+    new = framework_profiles.profiles([fit], [peaks])["deepspeed"]
     parts = new.source.split("; ")
     assert parts[0].startswith("host times and passes fitted to 9 of 9 measured steps of 2 shapes of models")
     assert parts[1].startswith("the exchange share is that")
     assert parts[2:] == ["memory fitted to 21 measured peaks: 20.0% mean error in sample, 30.0% with models left out"]
+
+
+def test_the_error_of_steps_that_were_launches_alone_is_of_the_host():
+    """Passes were not among what was fitted: a step that computes is as sure as software of such kernels is."""
+    constants = {"host_us_per_kernel": 90.0}
+    alone = framework.FrameworkFit(
+        framework="megatron-core", constants=constants, rows=40, groups=4, in_sample=0.3, left_out=0.4
+    )
+    new = framework_profiles.profiles([alone], [])["megatron-core"]
+    again = framework_profiles.profiles([alone], [])["megatron-core"]
+    of_kind = framework_profiles.middle(framework_profiles.Evidence(kernels="fused"), without=("megatron-core",))
+    assert (new.host_sigma, new.step_sigma, new.passes_sigma) == (0.5, of_kind.step_sigma, of_kind.passes_sigma)
+    assert new.pinned == () and again.source.count("launches alone") == 1
+    both = msgspec.structs.replace(alone, constants={**constants, "elementwise_passes": 1.5})
+    assert framework_profiles.profiles([both], [])["megatron-core"].step_sigma == 0.5
 
 
 def test_versions_that_share_constants_are_fitted_as_one_each_by_its_own_defaults(tmp_path):
@@ -226,7 +246,7 @@ def test_versions_that_share_constants_are_fitted_as_one_each_by_its_own_default
     (found,) = framework.fit_all(tmp_path, standard)
     assert (found.framework, found.rows) == ("megatron-lm", 18)
     assert found.in_sample < 0.005
-    new = framework.profiles([found], [])
+    new = framework_profiles.profiles([found], [])
     for name in ("megatron-lm", "megatron-lm-v3"):
         assert {c: getattr(new[name], c) for c in found.constants} == found.constants
         assert "18 of 18 measured steps of 3 shapes of models" in new[name].source
@@ -234,7 +254,7 @@ def test_versions_that_share_constants_are_fitted_as_one_each_by_its_own_default
 
 
 def test_versions_that_share_constants_have_the_same():
-    known = framework.frameworks()
+    known = frameworks()
     sharing = [f for f in known.values() if f.constants_of]
     assert sharing
     for one in sharing:

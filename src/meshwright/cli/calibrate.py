@@ -192,7 +192,7 @@ def _runs(given: CalibrateOptions, wrong: list[Diagnostic]) -> int:
         raise MeshwrightError(wrong)
     from meshwright.atomic import write_bytes
     from meshwright.calibrate import runs
-    from meshwright.calibrate.framework import as_toml
+    from meshwright.calibrate.framework_profiles import as_toml
     from meshwright.cost import standard
 
     base = runs.base_of(given.framework)
@@ -224,7 +224,7 @@ def _runs(given: CalibrateOptions, wrong: list[Diagnostic]) -> int:
 
 
 def _frameworks(given: CalibrateOptions) -> None:
-    from meshwright.calibrate import framework, framework_memory
+    from meshwright.calibrate import framework, framework_memory, framework_profiles
     from meshwright.cost import standard
 
     data = Path(given.data)
@@ -233,9 +233,10 @@ def _frameworks(given: CalibrateOptions) -> None:
     if given.json:
         print_json({"steps": fits, "memory": memory})
     else:
-        print("\n".join(framework.report(fits) + framework_memory.report(memory)))
+        print("\n".join(framework_profiles.report(fits) + framework_memory.report(memory)))
     if given.out:
-        for path in framework.write(framework.profiles(fits, memory), Path(given.out) / "frameworks"):
+        found = framework_profiles.profiles(fits, memory)
+        for path in framework_profiles.write(found, Path(given.out) / "frameworks"):
             note(f"wrote {path}")
 
 

@@ -130,7 +130,8 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     it is what its family's name means, 0 for a mode that no date tells. ``kernels`` between products: ``eager``,
     ``compiled`` or ``fused``; ``bits`` of the operands in the measured steps; ``pinned``: the constants that those
     say something of. The middle of all stacks weighs them by these (``cost/unknown.py``); ``passes_sigma`` and
-    ``host_sigma`` are how far stacks lie apart in passes and host times (the log's standard deviation), 0 for one.
+    ``host_sigma`` are how far stacks lie apart in passes and host times (the log's standard deviation), 0 for one;
+    of a profile whose steps were launches alone, the error of its host times.
     ``like``: nobody measured this, and its times are those of the middle of stacks of this kind (``eager``; ``any``).
     """
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from math import exp, log
 
 import msgspec
 import numpy as np
 
 from meshwright.causes import CAUSE, PRICED
-from meshwright.cost import Costs, Estimate
+from meshwright.cost import Costs, Estimate, Framework
 from meshwright.cost.interference import slowdown
 from meshwright.layers.moe import SORTED
 from meshwright.lower.entry import Entry, Structure, graph_of, in_a_row, structure_of
@@ -24,6 +25,8 @@ from meshwright.work import Elementwise, GroupedGemm, Work
 
 #: Relative spread of host times: they differ between hosts, and nobody states which one a step ran on.
 HOST_SIGMA = 0.3
+#: The 90th percentile of a normal distribution, in its standard deviations.
+HIGH = 1.2816
 
 
 class LayerCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +46,11 @@ class LayerCost(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def seconds(self) -> float:
         return float(self.parts.sum())
+
+
+def sigma_of_host(framework: Framework) -> float:
+    """Return the relative error of a profile's host times."""
+    return max(HOST_SIGMA, framework.host_sigma)
 
 
 def estimates_of(entries: list[Entry], device: Device, costs: Costs, lag: float = 1.0) -> list[Estimate]:
@@ -97,7 +105,7 @@ def cost(entries: Sequence[Entry], which: str, device: Device, costs: Costs, lag
             clock = max(clock, end[position])
     begin = clock
     framework = costs.framework
-    host_sigma = max(HOST_SIGMA, framework.host_sigma)
+    host_sigma = sigma_of_host(framework)
     per_kernel = framework.host_us_per_kernel
     backward_kernel = per_kernel if which == "F" else framework.backward_kernel_us
     issue, flops, repeated = 0.0, 0.0, 0.0
@@ -154,12 +162,18 @@ def cost(entries: Sequence[Entry], which: str, device: Device, costs: Costs, lag
         spread[CAUSE["host"]] = issue * host_sigma
     elif issue > total:
         parts[CAUSE["host"]] += issue - total
-        spread[CAUSE["host"]] = (issue - total) * host_sigma
+        spread[CAUSE["host"]] = (issue - total) * _sigma_beyond(total, issue, host_sigma)
     parts[CAUSE["host"]] += stalled
     spread[CAUSE["host"]] += stalled * host_sigma
     return LayerCost(
         parts=np.array(parts), spread=np.array(spread), flops=flops, repeated=repeated, wait=wait, drain=drain
     )
+
+
+def _sigma_beyond(hidden: float, issue: float, sigma: float) -> float:
+    """Return the relative error of what an issue time of this error leaves beyond what kernels hide: the less that is,
+    the more of it the error. Equal to the issue time's where nothing is hidden; told by the 90th percentile."""
+    return log((issue * exp(HIGH * sigma) - hidden) / (issue - hidden)) / HIGH
 
 
 def _slowed(

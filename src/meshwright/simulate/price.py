@@ -12,7 +12,7 @@ from meshwright.causes import CAUSE, PRICED
 from meshwright.cost import Costs
 from meshwright.cost.roofline import contention
 from meshwright.lower.program import LayerPass, Move, Program, Site
-from meshwright.simulate.layer import HOST_SIGMA, LayerCost, cost
+from meshwright.simulate.layer import LayerCost, cost, sigma_of_host
 from meshwright.work import Collective, Group
 
 #: The program of a rank's update.
@@ -107,7 +107,7 @@ class Pricer:
             if program.which == "update":
                 host = self.costs.framework.host_us_per_step * 1e-6 * program.share
                 parts[CAUSE["host"]] += host
-                spread[CAUSE["host"]] += host * HOST_SIGMA
+                spread[CAUSE["host"]] += host * sigma_of_host(self.costs.framework)
             return ProgramPrice(parts, spread)
         cause = CAUSE["pp" if program.kind == "send" else "dp"]
         parts[cause], spread[cause], wait = self.moved(program)
@@ -118,7 +118,7 @@ class Pricer:
         if program.kind == "update" and program.name == OPTIMIZER:
             host = self.costs.framework.host_us_per_step * 1e-6 * program.share
             parts[CAUSE["host"]] += host
-            spread[CAUSE["host"]] += host * HOST_SIGMA
+            spread[CAUSE["host"]] += host * sigma_of_host(self.costs.framework)
         for work in (program.work, *program.products):
             estimate = self.costs.price(work, program.site.device)
             seconds = estimate.seconds * program.site.straggling
@@ -169,7 +169,7 @@ class Pricer:
         parts[CAUSE["tp"]] += max((one.drain for one in layers), default=0.0) * program.share
         host = self.costs.framework.host_us_per_pass * 1e-6 * program.share
         parts[CAUSE["host"]] += host
-        spread[CAUSE["host"]] += host * HOST_SIGMA
+        spread[CAUSE["host"]] += host * sigma_of_host(self.costs.framework)
         slowed, uncertain = self._slowed(program, float(parts.sum()))
         parts[CAUSE["dp"]] += slowed
         spread[CAUSE["dp"]] += uncertain
