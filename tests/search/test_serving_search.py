@@ -13,6 +13,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.search.restrict import restricted
 from meshwright.search.serving.evaluate import ServingEvaluator, usd_hour
 from meshwright.search.serving.find import alone, find_serving
+from meshwright.search.serving.found import BEYOND, NO_ROOM
 from meshwright.search.serving.space import default, engines, forms, layouts, most_replicas, words
 from meshwright.search.serving.walk import ServingWalk
 from meshwright.spec.serve import parse
@@ -73,6 +74,20 @@ def test_every_candidate_is_shown_or_has_a_reason(found):
     said = found.to_json()
     assert sum(said["pruned"].values()) == len(said["losers"])
     assert all(row["num_devices"] >= 1 and row["why"] for row in said["losers"])
+
+
+def test_who_needs_more_devices_than_the_best_has_room_for_the_model():
+    """Layouts that come after the last of the best are not priced; those that cannot hold the weights say so."""
+    few = {"fix": ("policy=vllm-v1", "budget=0", "roles=together")}
+    model, where, serve = (
+        mw.load_model("llama3-70b"),
+        cluster("8xh100"),
+        parse("rate=1,prompt=64,output=8,requests=20,ttft=5s,tpot=1s@p90"),
+    )
+    space = restricted(default(model, where, serve), **few, forms=forms())
+    found = find_serving(model, (where,), serve, spaces=(space,), top=1)
+    said = {loser.candidate.plan.text(): loser.reason for loser in found.losers}
+    assert said["dp8"] == NO_ROOM and said["tp8"] == BEYOND
 
 
 def test_no_loser_by_a_bound_keeps_the_objectives():

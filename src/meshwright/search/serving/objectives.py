@@ -69,9 +69,9 @@ def _least(walk: ServingWalk, chosen: list[Chosen], top: int, key: Callable, uni
                 walk.lose(
                     candidate, SAME, f"the same layout keeps the objectives with {met[candidate.family]:g} {unit}"
                 )
-            elif done:
+            elif done and not walk.roomless(line, count):
                 walk.lose(candidate, BEYOND, f"{level[0]:g} {unit}, and the best needs {min(met.values()):g}")
-            elif not walk.excluded(line, count) and walk.judge(candidate).good:
+            elif not done and not walk.excluded(line, count) and walk.judge(candidate).good:
                 good[candidate.family].append(candidate)
         for family, some in good.items():
             some.sort(key=lambda c: (walk.judged[c].ratio, _plainness(c)))

@@ -67,6 +67,7 @@ class ServingWalk(ShownWalk):
         self.lost: dict[ServingCandidate, tuple[str, str]] = {}
         self.judged: dict[ServingCandidate, Judged] = {}
         self._bounded: dict[tuple, tuple[str, str, int]] = {}
+        self._roomless: dict[tuple, str] = {}
         self.best = ""
         self.lines = [
             Line(where, plan, engine, counts)
@@ -109,6 +110,16 @@ class ServingWalk(ShownWalk):
         if reason:
             self.lose(line.at(count), reason, why)
         return bool(reason)
+
+    def roomless(self, line: Line, count: int) -> bool:
+        """Whether no replica of a line has room for its weights and a request; so many of them are lost then. Nothing
+        is priced for it."""
+        key = (line.where, line.plan, line.engine)
+        if key not in self._roomless:
+            self._roomless[key] = self.of(line).no_room(line.phase, line.engine)
+        if self._roomless[key]:
+            self.lose(line.at(count), NO_ROOM, self._roomless[key])
+        return bool(self._roomless[key])
 
     def _bounds(self, line: Line) -> tuple[str, str, int]:
         """Why all of a line are excluded ("" where they are not), in words, and the least number of replicas."""
