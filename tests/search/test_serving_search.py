@@ -86,8 +86,8 @@ def test_who_needs_more_devices_than_the_best_has_room_for_the_model():
     )
     space = restricted(default(model, where, serve), **few, forms=forms())
     found = find_serving(model, (where,), serve, spaces=(space,), top=1)
-    said = {loser.candidate.plan.text(): loser.reason for loser in found.losers}
-    assert said["dp8"] == NO_ROOM and said["tp8"] == BEYOND
+    said = {words(loser.candidate.plan): loser.reason for loser in found.losers}
+    assert said["dp8"] == NO_ROOM and said["tp8 dp1"] == BEYOND
 
 
 def test_no_loser_by_a_bound_keeps_the_objectives():
