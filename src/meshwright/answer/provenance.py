@@ -16,6 +16,7 @@ from meshwright.graph import TaskGraph
 from meshwright.lower import Lowered
 from meshwright.plan import Memory, Plan, Precision
 from meshwright.quantity import seconds
+from meshwright.simulate.clock import CUT_TASKS
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.cluster_names import ASSUMED
 from meshwright.spec.hardware import Device, source_of
@@ -323,6 +324,11 @@ def cautions(
             f"{train.longest_document:,} tokens are beyond the {model.max_seq_len:,} positions that {model.name} is "
             "configured for: it takes as long, but needs its positions rescaled and trained for"
         )
+    if plan.overlap.yield_mb and (not mesh.cluster.shares_ports or lowered.graph.num_tasks > CUT_TASKS):
+        why = "its exchanges are timed as if each had its port to itself: say shared_ports behind the count"
+        if mesh.cluster.shares_ports:
+            why = f"tokens inside passes share no ports in a step of more than {CUT_TASKS:,} tasks"
+        out.append(f"yield_mb={plan.overlap.yield_mb} lets nothing pass on {mesh.cluster.name}: {why}")
     if step_s > LONG_STEP_S:
         out.append(f"one step takes {seconds(step_s)}: batch= counts sequences of a step, seq= tokens of a sequence")
     if mfu > SELDOM_MFU and costs.framework.flagged:

@@ -266,6 +266,10 @@ def own_experts(r: ExportRequest) -> Iterator[Gap]:
             reason = "there is nothing to set for it; meshwright run does it"
             mend = {f"experts.{name}": getattr(usual, name)}
             yield Gap(facet=f"experts.{name}", value=f"{name}={value}", reason=reason, help=f"drop {name}=", mend=mend)
+    if r.plan.overlap.yield_mb:
+        value, reason = f"yield_mb={r.plan.overlap.yield_mb}", "there is nothing to set for it; meshwright run does it"
+        mend = {"overlap.yield_mb": 0}
+        yield Gap(facet="overlap.yield_mb", value=value, reason=reason, help="drop yield_mb=", mend=mend)
     if r.model.mixtures and r.layout.tp > 1 and not r.layout.sp:
         value, reason = "experts under tensor parallelism without sp", "tokens come to experts from sequence shards"
         yield Gap(facet="layout.sp", value=value, reason=reason, help="drop nosp", mend={"layout.sp": True})

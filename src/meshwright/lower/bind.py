@@ -12,7 +12,7 @@ from meshwright.graph import MemoryEvents, RankClass, TaskGraph
 from meshwright.layers.pieces import Context
 from meshwright.lower.meeting import meeting
 from meshwright.lower.place import Mesh, first_of_group
-from meshwright.lower.program import LayerPass, Move, Program, Site
+from meshwright.lower.program import LayerPass, Move, Program, Site, in_pieces
 from meshwright.lower.roles import (
     UPDATED,
     CodeRole,
@@ -42,6 +42,7 @@ from meshwright.sync.fragments import (
     DENSE,
     EVERY,
     EXPERT,
+    GRADIENTS,
     NEIGHBOURS,
     REPEATED,
     TIED,
@@ -209,6 +210,9 @@ class Binder:
             some = (role.units,) if self.policy.plain else composition_of(role.units).segments
             steps = (step for units in some for step in self.steps(units, role.what, start, role.part))
             found = self.moving(tuple(steps))
+            if role.what == GRADIENTS and self.plan.overlap.yield_mb:
+                moves = in_pieces(found.moves, self.plan.overlap.yield_mb * 1e6)
+                found = msgspec.structs.replace(found, moves=moves, yields=True)
             coded = [f for units in some for f in self.fragments(units) if f.what == role.what and f.within != NO_CODEC]
             if coded:
                 size = sum(map(recoded_bytes, coded))

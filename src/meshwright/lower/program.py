@@ -6,6 +6,7 @@ without the plan it comes from (``simulate/price.py``). Equal programs are one k
 
 from __future__ import annotations
 
+from math import ceil
 from typing import NamedTuple
 
 import msgspec
@@ -52,6 +53,11 @@ class Move(NamedTuple):
         return Collective(op=self.op, num_bytes=self.num_bytes / self.times, group=self.group)
 
 
+def in_pieces(moves: tuple[Move, ...], most_bytes: float) -> tuple[Move, ...]:
+    """The collectives in messages of at most so many bytes each."""
+    return tuple(move._replace(times=max(move.times, ceil(move.num_bytes / most_bytes))) for move in moves)
+
+
 class Program(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """A task's work at one ``site``. ``kind`` says which part is filled:
 
@@ -64,7 +70,8 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     * ``update``: ``work``, the optimizer's or a code's, whose ``products`` come besides.
 
     ``name`` is for people, and says the pass and the layers. ``every``: the task is one of every so many steps, of
-    those in which this ``part`` of the layers is due; ``applies`` what was sent ``lag`` steps before.
+    those in which this ``part`` of the layers is due; ``applies`` what was sent ``lag`` steps before. ``yields``: each
+    message of an exchange lets exchanges of experts' tokens go before it, where they share a port.
     """
 
     kind: str
@@ -82,6 +89,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     part: int = 0
     lag: int = 0
     applies: bool = False
+    yields: bool = False
 
     @property
     def rare(self) -> bool:

@@ -193,6 +193,6 @@ def _together(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Itera
     if model.tied_embeddings and None not in found and (0, model.num_layers) not in found:
         problem = f"the embedding of {model.name} is its head too, and they are in two pools"
         yield _bad("P045", problem, "pools", "a model whose embedding is not tied, or one pool")
-    if any(level.shared_ports for island in cluster.islands for level in island.levels):
+    if cluster.shares_ports:
         help = "one pool, or a cluster without shared_ports"
         yield _bad("P045", "exchanges that share ports are worked out for one pool", f"cluster {cluster.name}", help)

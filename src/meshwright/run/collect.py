@@ -8,11 +8,14 @@ all-reduce.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.distributed as dist
 
 from meshwright.run.mesh import AxisGroup
 from meshwright.run.record import recorder
+from meshwright.run.turns import InPieces, PieceTurns, in_pieces
 
 # named differently from torch 2.13 on; the old names warn there
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -57,6 +60,21 @@ def gather_async(out: torch.Tensor, shard: torch.Tensor, group: AxisGroup) -> di
 def reduce_scatter_async(out: torch.Tensor, whole: torch.Tensor, group: AxisGroup) -> dist.Work:
     """Start summing `whole` [n * size] over the group into each rank's `out` [n]."""
     return reduce_scatter_single(out, whole, group=group.handle, async_op=True)
+
+
+def summed(turns: PieceTurns, whole: torch.Tensor, over: AxisGroup, **said: object) -> InPieces:
+    """Start summing `whole` [n] over a group, in place."""
+    some = in_pieces(whole, turns.most_bytes)
+    starts = (partial(dist.all_reduce, whole[one], group=over.handle, async_op=True) for one in some)
+    return turns.add(InPieces(turns, starts, len(some), kind="all_reduce", **said))
+
+
+def scattered(turns: PieceTurns, whole: torch.Tensor, out: torch.Tensor, over: AxisGroup, **said: object) -> InPieces:
+    """Start summing `whole` [size * n] over a group into each rank's `out` [n]."""
+    rows = whole.view(over.size, -1)
+    some = in_pieces(rows, turns.most_bytes)
+    starts = (partial(reduce_scatter_async, out[one], rows[:, one].contiguous().view(-1), over) for one in some)
+    return turns.add(InPieces(turns, starts, len(some), kind="reduce_scatter", **said))
 
 
 class _Sum(torch.autograd.Function):

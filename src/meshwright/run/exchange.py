@@ -25,8 +25,12 @@ def _swapped(
 ) -> torch.Tensor:
     x = x.contiguous()
     out = x.new_empty((x.shape[0] if received is None else sum(received), *x.shape[1:]))
+    if group.turns is not None:
+        group.turns.tokens_leave()
     with recorder().span("all_to_all", queue):
         dist.all_to_all_single(out, x, received, sent, group=group.handle)
+    if group.turns is not None:
+        group.turns.tokens_arrive()
     return out
 
 

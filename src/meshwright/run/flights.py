@@ -24,6 +24,8 @@ class Flight:
         """Start the exchange of x, `back` on the way of its gradient; return where it will arrive."""
         to, come = (self.received, self.sent) if back else (self.sent, self.received)
         out = x.new_empty((sum(come), *x.shape[1:]))
+        if self.group.turns is not None:
+            self.group.turns.tokens_leave()
         token = recorder().start("all_to_all", self.queue)
         work = dist.all_to_all_single(out, x.contiguous(), come, to, group=self.group.handle, async_op=True)
         recorder().watch(work, token)
@@ -33,6 +35,8 @@ class Flight:
     def wait(self) -> None:
         """Wait until the exchange that was launched last is over."""
         self._works.pop().wait()
+        if self.group.turns is not None:
+            self.group.turns.tokens_arrive()
 
 
 class _Begin(torch.autograd.Function):

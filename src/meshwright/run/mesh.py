@@ -10,6 +10,8 @@ import torch.distributed as dist
 
 from meshwright.plan import Layout, Plan
 from meshwright.plan.facets.sequence import STATIC
+from meshwright.run import turns as turns_of
+from meshwright.run.turns import PieceTurns
 from meshwright.sync.policy import read
 
 AXES = ("tp", "cp", "dp", "pp")
@@ -21,19 +23,22 @@ CHANNELS = ("pp_forward_up", "pp_forward_down", "pp_backward_up", "pp_backward_d
 LINKS = ("link_forward:", "link_backward:")
 #: Beginning of the names of groups that are formed for every batch.
 GROUPED = "groups"
+#: Groups that experts' tokens travel in.
+TOKENS = ("ep", "ep_inner", "ep_outer")
 #: Groups with communicators of their own, as those of links have, though others may have the same ranks: a layer waits
 #: for what flows there, and must not wait for the gradients of the layers behind it, which replicas exchange meanwhile.
-APART = (*CHANNELS, "cp_inner", "cp_outer", "ep", "ep_inner", "ep_outer")
+APART = (*CHANNELS, "cp_inner", "cp_outer", *TOKENS)
 
 
 class AxisGroup(msgspec.Struct, frozen=True, kw_only=True):
     """The ranks that share one axis with this process, in axis order; ``index`` is this process among them.
-    ``handle`` is the process group, None when it is alone."""
+    ``handle`` is the process group, None when it is alone; ``turns`` are what lets the tokens that travel here pass."""
 
     name: str
     ranks: tuple[int, ...]
     index: int
     handle: dist.ProcessGroup | None = None
+    turns: PieceTurns | None = None
 
     @property
     def size(self) -> int:
@@ -189,6 +194,9 @@ def build(plan: Plan, *, device: torch.device | None = None) -> ProcessMesh:
         if rank in range(first, first + pool.plan.layout.num_ranks):
             mine, groups, begin = pool.plan, made, first
     groups |= _made({name: [ranks] for name, ranks in between(plan).items()}, rank, handles)
+    if mine.overlap.yield_mb:
+        turns = PieceTurns(mine.overlap.yield_mb * turns_of.MB)
+        groups |= {name: msgspec.structs.replace(groups[name], turns=turns) for name in TOKENS if name in groups}
     return ProcessMesh(
         plan=mine,
         rank=rank,

@@ -18,13 +18,14 @@ from torch import nn
 
 from meshwright.run.ballot import Ballot
 from meshwright.run.coded import CodedSum
-from meshwright.run.collect import gather_async, reduce_scatter_async
+from meshwright.run.collect import gather_async, reduce_scatter_async, scattered, summed
 from meshwright.run.divided import DividedSum
 from meshwright.run.mesh import AxisGroup, ProcessMesh
 from meshwright.run.pieces import Parameter, TensorPiece
 from meshwright.run.record import recorder
 from meshwright.run.referenced import ReferencedSum
 from meshwright.run.shards import Awaited, Run, ShardCode
+from meshwright.run.turns import InPieces, PieceTurns
 from meshwright.run.uneven import UnevenShards
 from meshwright.sync.fragments import GATHERED, GRADIENTS, LION, PROJECTED, REFERENCE, SELF, STEP, Fragment
 from meshwright.sync.record import NO_CODEC
@@ -138,6 +139,8 @@ class Bucket:
         self.of = gradient.units, gradient.kind
         self.label = {"stage": self.stage, "layer": segment}
         self.rounds, self.late = gradient.due != STEP, not gradient.beside
+        #: What has the gradient's sum let tokens pass, in pieces.
+        self.turns: PieceTurns | None = mesh["ep"].turns
         where, first = self.where, self.parameters[0]
         sizes = [p.numel() for p in self.parameters]
         ways = where.shard.size
@@ -193,7 +196,7 @@ class Bucket:
             else:
                 self.code = CodedSum(gradient, where.replica, width, like, seed)
         self._summed = False
-        self._pending: tuple[dist.Work | Awaited, torch.Tensor | None] | None = None
+        self._pending: tuple[dist.Work | Awaited | InPieces, torch.Tensor | None] | None = None
         self._gather: dist.Work | Awaited | None = None
         self.final = False
         #: Whether parameters are trained without gradients.
@@ -219,6 +222,8 @@ class Bucket:
     def arrived(self) -> None:
         """One contribution was added. The last one before a reduction is due starts the exchange."""
         self.exchanged = False
+        if self.turns is not None:
+            self.turns.go()
         self.count += 1
         if self.count == self.contributions:
             self.count = 0
@@ -238,6 +243,9 @@ class Bucket:
         if shard.alone:
             if self.code is not None:
                 self.code.begin(whole)
+            elif not self.where.replica.alone and self.turns is not None:
+                said = {**self.label, **_said(whole, self.where.replica)}
+                self._pending = (summed(self.turns, whole, self.where.replica, **said), None)
             elif not self.where.replica.alone:
                 token = recorder().start("all_reduce", "dp", **self.label, **_said(whole, self.where.replica))
                 work = dist.all_reduce(whole, group=self.where.replica.handle, async_op=True)
@@ -250,6 +258,9 @@ class Bucket:
         if GRADIENTS in self.shards:
             said = self.label | {"group": shard.ranks}
             self._pending = (self.shards[GRADIENTS].scatter(out, whole, **said), out)
+            return
+        if self.turns is not None:
+            self._pending = (scattered(self.turns, whole, out, shard, **self.label, **_said(whole, shard)), out)
             return
         token = recorder().start("reduce_scatter", "dp", **self.label, **_said(whole, shard, self.uneven))
         work = self.uneven.reduce(out, whole) if self.uneven else reduce_scatter_async(out, whole, shard)

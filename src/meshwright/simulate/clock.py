@@ -15,20 +15,14 @@ from meshwright.lower import Lowered
 from meshwright.simulate import cores, engine, ports
 from meshwright.simulate.engine import Times
 from meshwright.simulate.price import Priced
-from meshwright.spec.cluster import Cluster
 
 #: Tasks of a step up to which exchanges inside passes share ports too; each becomes many.
 CUT_TASKS = 5_000
 
 
-def shares_ports(cluster: Cluster) -> bool:
-    """Whether exchanges that meet on a port of the cluster share it."""
-    return any(level.shared_ports for island in cluster.islands for level in island.levels)
-
-
 def in_order(lowered: Lowered) -> bool:
     """Whether a step is a longest path: no ports and no cores are shared."""
-    return not shares_ports(lowered.mesh.cluster) and not cores.crowded(lowered)
+    return not lowered.mesh.cluster.shares_ports and not cores.crowded(lowered)
 
 
 def step_times(lowered: Lowered, priced: Sequence[tuple[Priced, Costs]]) -> list[float]:
@@ -40,7 +34,7 @@ def step_times(lowered: Lowered, priced: Sequence[tuple[Priced, Costs]]) -> list
 
 def times(lowered: Lowered, priced: Priced, costs: Costs) -> Times:
     """Start and end of every task, seconds. `costs` are those that `priced` comes from."""
-    if shares_ports(lowered.mesh.cluster):
+    if lowered.mesh.cluster.shares_ports:
         return ports.times(lowered, costs, inside=lowered.graph.num_tasks <= CUT_TASKS)
     if cores.crowded(lowered):
         return cores.times(lowered, priced)

@@ -4,6 +4,9 @@ The in-order engine lets every queue of a rank move its bytes at the port's full
 of them are never busy at once. Here a collective is a flow over the ports of its ranks at its outermost level, out and
 in, and flows that meet on a port share it max-min fairly. Sharded parameters gathered while gradients are reduced,
 activations sent against gradients, or a ring inside a layer beside the reduction of another are what differs.
+
+Where a plan says ``yield_mb=`` sums of gradients let experts' tokens pass (Lina, Li et al. 2210.17223): they are cut
+into pieces, and a piece and an exchange of tokens have a port one after the other, tokens first whenever both wait.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ LANES = ("dp", "host")
 MESSAGE_LANES = ("dp", "host", "link_forward", "link_backward")
 #: A message so short that its price is its latency, and one so long that its price is its bytes'.
 NO_BYTES, MANY_BYTES = 1e-3, 2.0**30
+#: The queue of exchanges that pieces of others let pass, and the one that every port has.
+FIRST, TURN = "ep", "dp"
 
 
 class PassPart(msgspec.Struct):
@@ -90,7 +95,14 @@ class _Shared:
     def __init__(self, lowered: Lowered, costs: Costs, *, inside: bool):
         self.lowered, self.costs, self.graph, self.inside = lowered, costs, lowered.graph, inside
         self.durations = Pricer(costs).all(lowered.programs).durations
-        self.builder = GraphBuilder(self.graph.streams.ranks)
+        ranks = self.graph.streams.ranks
+        #: Whether pieces of some exchanges let others pass, and the levels whose ports they then have in turns.
+        self.yields = any(program.yields for program in lowered.programs)
+        names = {level.name for island in lowered.mesh.cluster.islands for level in island.levels}
+        self.levels = sorted(names) if self.yields else []
+        places = [f"{rank.name} on {level}" for rank in ranks for level in self.levels]
+        self.builder = GraphBuilder((*ranks, *places))
+        self.first: list[int] = []  # tasks that go before others which wait for the same port
         self.seconds: list[float] = []
         self.flows: dict[int, tuple[float, list[int]]] = {}
         self.ports: dict[tuple[int, str, str], int] = {}
@@ -115,7 +127,9 @@ class _Shared:
             after += [t for place in places if place[1] == "compute" for t in before.get(place[0], ())]
             program = self.lowered.programs[g.cost_key[i]]
             kind = KINDS[g.kind[i]]
-            if program.kind == "pass":
+            if program.yields and self._level(program):
+                first[i], done[i] = self._pieces(kind, places, program, after, int(g.cost_key[i]))
+            elif program.kind == "pass":
                 first[i], done[i] = self._pass(kind, places[0][0], program, int(g.cost_key[i]), after)
             else:
                 name, ends = self._level(program), [rank for rank, _ in places]
@@ -137,9 +151,36 @@ class _Shared:
             self.capacity,
             {int(position[task]): flow for task, flow in self.flows.items()},
         )
-        start, end = events.times(graph, np.array(self.seconds), transfers=transfers)
+        asked = {}
+        if self.yields:
+            priority = np.zeros(graph.num_tasks)
+            priority[position[self.first]] = 1.0
+            turns = graph.streams.rank >= len(g.streams.ranks)
+            asked = {"policies": np.where(turns, "priority", "in_order").tolist(), "priority": priority}
+        start, end = events.times(graph, np.array(self.seconds), transfers=transfers, **asked)
         starts = np.array([min(start[position[t]] for t in first[i]) for i in range(g.num_tasks)])
         return starts, np.array([max(end[position[t]] for t in done[i]) for i in range(g.num_tasks)])
+
+    def _pieces(
+        self, kind: str, places: list[tuple[int, str]], program: Program, after: list[int], number: int
+    ) -> tuple[list[int], list[int]]:
+        """An exchange in equal pieces, one after the other, each of which holds its ranks' ports meanwhile; the
+        first and the last of them."""
+        count, level = max(move.times for move in program.moves), self._level(program)
+        held = [*places, *((self._turn(rank, level), TURN) for rank, _ in places)]
+        crossed = [(rank, way) for rank, _ in places for way in ("out", "in")]
+        made: list[int] = []
+        for _ in range(count):
+            made.append(self._add(kind, held, made[-1:] or after, float(self.durations[number]) / count))
+            if self.paced:
+                self._pace(made[-1], self._wire(program) / count, crossed, level)
+            else:
+                self._flow(made[-1], self._latency(program), crossed, level)
+        return made[:1], made[-1:]
+
+    def _turn(self, rank: int, level: str) -> int:
+        """The place at which exchanges have a rank's port on a level one after the other."""
+        return len(self.graph.streams.ranks) + rank * len(self.levels) + self.levels.index(level)
 
     def _in_turn(
         self, places: list[tuple[int, str]], lanes: tuple[str, ...], *, exchanged: bool
@@ -231,9 +272,12 @@ class _Shared:
             if node.work is None:
                 at.append(self._add(kind, [(rank, "compute")], waits, node.seconds))
                 continue
-            at.append(self._add("op", [(rank, node.queue)], waits, self.costs.price(node.work, device).seconds))
-            if node.work.group.size > 1:
-                level = node.work.group.hops[-1].name
+            level = node.work.group.hops[-1].name if node.work.group.size > 1 else ""
+            turns = [(self._turn(rank, level), TURN)] if level in self.levels and node.queue == FIRST else []
+            seconds = self.costs.price(node.work, device).seconds
+            at.append(self._add("op", [(rank, node.queue), *turns], waits, seconds))
+            self.first += at[-1:] if turns else []
+            if level:
                 self._flow(at[-1], self._empty(node.work), [(rank, "out"), (rank, "in")], level)
         used = {a for node in nodes for a in node.after}
         return at, [task for place, task in enumerate(at) if place not in used]

@@ -75,6 +75,11 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def num_devices(self) -> int:
         return sum(island.num_devices for island in self.islands)
 
+    @property
+    def shares_ports(self) -> bool:
+        """Whether exchanges that meet on a port share it."""
+        return any(level.shared_ports for island in self.islands for level in island.levels)
+
     def reaching(self, busbw_gb_s: dict[str, float]) -> Cluster:
         """The cluster on which collectives over all devices of an island reached so much, by operation
         (``Level.busbw_gb_s``); islands without a level between nodes stay as they are."""

@@ -25,6 +25,8 @@ INSIDE = ("nvlink", "nvswitch", "nonvlink", "pcie")
 #: Largest number that any of the words takes: above, a slip of the keyboard.
 MOST = 10**7
 EXAMPLE = "nodes=4,gpus=4,device=a100,nvlink=600,nic=25gbe"
+#: The word of ports that exchanges share, as files of clusters call it.
+SHARED = "shared_ports"
 #: Ports of a node and their network: ``8xib400``.
 PORTS = re.compile(r"(\d+)\s*x\s*(\w[\w-]*)")
 #: Bandwidth in GB/s and peak in TFLOP/s of a processor near memory: ``13000:100``.
@@ -44,6 +46,7 @@ class Words(msgspec.Struct, frozen=True, kw_only=True):
         nic, nics: the network, by the word used, and its ports in a node.
         meet: the network on which this island meets others, where that is not its own.
         near: memory bandwidth in GB/s and peak in TFLOP/s of a processor near each device's memory.
+        shared: exchanges that are under way at once share a port.
         wired: what is said of the network's switches.
         tiers: memory and drives of a node.
     """
@@ -57,6 +60,7 @@ class Words(msgspec.Struct, frozen=True, kw_only=True):
     nics: int | None = None
     meet: str = ""
     near: tuple[float, float] | None = None
+    shared: bool = False
     wired: wired.SwitchWords = wired.SwitchWords()
     tiers: Tiers = Tiers()
 
@@ -82,6 +86,7 @@ class Words(msgspec.Struct, frozen=True, kw_only=True):
         said += [f"nics={self.nics}"] if self.nics is not None else []
         said += [f"meet={self.meet}"] if self.meet else []
         said += [f"near={self.near[0]:g}:{self.near[1]:g}"] if self.near is not None else []
+        said += [SHARED] if self.shared else []
         said += self.wired.words()
         said += self.tiers.said
         return "".join(f",{word}" for word in said)
@@ -93,7 +98,7 @@ def bad(code: str, message: str, place: str, help: str) -> Diagnostic:
 
 def all_words() -> list[str]:
     """Every word, for suggestions."""
-    return [*by_word(), *INSIDE, *wired.PLAIN, *(f"{key}=" for key in (*KEYS, *ALIASES))]
+    return [*by_word(), *INSIDE, *wired.PLAIN, SHARED, *(f"{key}=" for key in (*KEYS, *ALIASES))]
 
 
 def read(items: Iterable[str], place: str) -> tuple[Words, list[Diagnostic]]:
@@ -185,6 +190,8 @@ def _plain(word: str, place: str, wrong: list[Diagnostic]) -> Iterator[tuple[str
         yield from ((f, v, word) for f, v, _ in _meanings(f"nics={counted[1]}", place, wrong))
     elif word in INSIDE:
         yield "inside", word, word
+    elif word == SHARED:
+        yield "shared", True, word
     elif word in wired.PLAIN:
         yield *wired.PLAIN[word], word
     elif word in by_word():
@@ -245,7 +252,10 @@ def on(words: Words, standard: Standard, per_node: int, place: str) -> tuple[Nod
         node, outer = _between(words, standard, node, per_node)
     if words.wired.kind:
         outer = wired.joined(words.wired, node, outer)
-    return words.tiers.on(node), (*inner, *outer), wrong
+    levels = (*inner, *outer)
+    if words.shared:
+        levels = tuple(msgspec.structs.replace(level, shared_ports=True) for level in levels)
+    return words.tiers.on(node), levels, wrong
 
 
 def _inside(words: Words, standard: Standard, place: str) -> tuple[tuple[Level, ...], float | None, list[Diagnostic]]:

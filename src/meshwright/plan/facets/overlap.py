@@ -11,7 +11,8 @@ import msgspec
 
 from meshwright import schedules
 from meshwright.errors import Diagnostic, MeshwrightError
-from meshwright.plan.facet import EXCHANGE, KEYED, LAYER, STRUCTURE, Facet, Field, Form, names, unrun, wrong
+from meshwright.plan.facet import EXCHANGE, KEYED, LAYER, STRUCTURE, Facet, Field, Form, count, names, unrun, wrong
+from meshwright.sync.record import USUAL
 
 if TYPE_CHECKING:
     from meshwright.plan.record import Plan
@@ -29,6 +30,8 @@ AS_DECIDED = "usual"
 WAYS = ("ladder", "triggered")
 #: Ways that change what is computed: a search never takes one by itself.
 APPROXIMATE = ("ladder",)
+#: Pieces of gradients' sums that a search tries, 1e6 bytes: those of Lina (2210.17223).
+USUAL_MB = 30
 #: Parts of a batch and of columns at most.
 MOST_PARTS = 16
 
@@ -51,6 +54,9 @@ class Overlap(msgspec.Struct, frozen=True, kw_only=True):
             ``dp`` overlaps: ``ahead`` of each layer's first forward, beside those before it (Megatron-Core's overlap of
             the parameter gather, FSDP), or all ``after`` the update, before any of the next step (DeepSpeed, nanotron,
             Megatron-LM unless told).
+        yield_mb: sums of gradients let experts' tokens go first on a port that both use: they travel in pieces of so
+            many 1e6 bytes, none of which begins while tokens are under way (Lina, 2210.17223; pieces of 30 there).
+            0: whole, and beside tokens.
     """
 
     dp: bool = True
@@ -59,6 +65,7 @@ class Overlap(msgspec.Struct, frozen=True, kw_only=True):
     ep: bool = False
     how: str = ""
     gather: str = "ahead"
+    yield_mb: int = 0
 
     @property
     def pieces(self) -> tuple[int, int]:
@@ -174,6 +181,20 @@ def _unexecutable(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic
         yield unrun("P033", message, plan, "overlap", "ep", ep=False)
     if plan.overlap.tp:
         yield from _unrun_inside(plan, model)
+    if plan.overlap.yield_mb:
+        yield from _unrun_pieces(plan)
+
+
+def _unrun_pieces(plan: Plan) -> Iterator[Diagnostic]:
+    """Yield what keeps sums of gradients from being run in pieces that let tokens pass."""
+    reasons = {
+        "of parameters gathered for every pass": plan.layout.gathers_again,
+        f"under sync={plan.sync.policy}": plan.sync.policy != USUAL,
+        "in unequal shards": bool(plan.kinds.hold),
+    }
+    for reason in (reason for reason, holds in reasons.items() if holds):
+        message = f"yield_mb={plan.overlap.yield_mb} {reason} is priced and not run"
+        yield unrun("P033", message, plan, "overlap", "yield_mb", yield_mb=0)
 
 
 def _unrun_inside(plan: Plan, model: Model) -> Iterator[Diagnostic]:
@@ -201,6 +222,22 @@ def _unrun_inside(plan: Plan, model: Model) -> Iterator[Diagnostic]:
         yield other("with full recompute", "memory", recompute="selective")
     if not overlap.exact and layout.pp > 1:
         yield other("over stages, which pass on one stream,", "overlap", tp=False, how="")
+
+
+def _pieces_pass(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
+    """Pieces of sums that have nothing to let pass."""
+    overlap = plan.overlap
+    if not overlap.yield_mb:
+        return
+    place = f"overlap.yield_mb = {overlap.yield_mb}"
+    if plan.experts.ep == 1:
+        yield wrong("P073", f"yield_mb={overlap.yield_mb} lets experts' tokens pass, and ep=1 sends none", place,
+                    "say ep2 or more, or drop yield_mb")  # fmt: skip
+    if not overlap.dp:
+        yield wrong("P073", f"yield_mb={overlap.yield_mb} is of sums beside the backward", place, "say overlap=dp")
+    if plan.overlap.ep:
+        message = f"yield_mb={overlap.yield_mb} and overlap=ep: tokens that nothing waits for need no way cleared"
+        yield wrong("P073", message, place, "drop one of them")
 
 
 def _ways(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
@@ -264,14 +301,24 @@ FIELDS = (
         decides=(STRUCTURE, EXCHANGE),
         useful=lambda plan: gathers_once(plan.layout.zero, plan.layout.pp) and plan.overlap.dp,
     ),
+    Field(
+        name="yield_mb",
+        help="sums of gradients travel in pieces of so many MB that let experts' tokens go first (0: whole)",
+        form=count(0, 100_000),
+        spelled=KEYED,
+        place=299,
+        decides=(EXCHANGE,),
+        useful=lambda plan: plan.experts.ep > 1 and plan.overlap.dp,
+        domain=lambda model, cluster, train: (0, USUAL_MB) if model.mixtures and cluster.shares_ports else (0,),
+    ),
 )
 FACET = Facet(
     name="overlap",
     help="communication overlapped with compute",
     record=Overlap,
     fields=FIELDS,
-    rules=(_ways,),
+    rules=(_ways, _pieces_pass),
     unexecutable=_unexecutable,
-    usual=lambda plan: msgspec.structs.replace(usual(plan), gather=plan.overlap.gather),
-    beside=("gather",),
+    usual=lambda plan: msgspec.structs.replace(usual(plan), gather=plan.overlap.gather, yield_mb=plan.overlap.yield_mb),
+    beside=("gather", "yield_mb"),
 )
