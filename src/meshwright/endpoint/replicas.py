@@ -17,7 +17,7 @@ import msgspec
 
 from meshwright.endpoint.figures import SUMS
 from meshwright.endpoint.front import Front
-from meshwright.endpoint.prefixes import chain
+from meshwright.endpoint.prefixes import chain, decidable
 from meshwright.endpoint.seam import EngineFacts, EngineFigures, Generated, Prompted
 from meshwright.serving.engine_request import NewRequest
 from meshwright.serving.routing import Router, opened
@@ -153,16 +153,7 @@ class ReplicatedEngine:
 
     def _said(self, one: Prompted, hashes: tuple[int, ...]) -> NewRequest:
         adapter = self._names.setdefault(one.adapter, len(self._names)) if one.adapter else -1
-        return NewRequest(
-            number=one.number,
-            prompt=len(one.prompt),
-            limit=one.limit,
-            tenant=one.tenant,
-            priority=one.priority,
-            adapter=adapter,
-            program=one.program,
-            hashes=hashes,
-        )
+        return decidable(one, adapter, hashes)
 
     # what replicas tell
 

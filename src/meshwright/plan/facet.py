@@ -197,6 +197,19 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
         return f"is not {self.form.wanted} (as {self.name}=)"
 
 
+def uneven(*, balanced: bool = False, **said: Any) -> Field:
+    """Return a field of a value for each part of a plan: an empty tuple of its attribute is ``even``. Where it is
+    `balanced`, a search may leave its values to an assignment too."""
+    name = said["name"]
+    return Field(
+        spelled=KEYED,
+        search=(EVEN, BALANCED) if balanced else (EVEN,),
+        stored=lambda value: {name: value if isinstance(value, tuple) else ()},
+        of=lambda record: getattr(record, name) or EVEN,
+        **said,
+    )
+
+
 class Facet(msgspec.Struct, frozen=True, kw_only=True):
     """One group of decisions: the ``record`` a plan holds under ``name``, its ``fields``, the ``rules`` of what is
     legal, and what a legal plan still has that the executor does not do (``unexecutable``). ``implied`` gives the

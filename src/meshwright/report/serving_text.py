@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from rich.console import Console
 from rich.text import Text
 
@@ -76,10 +78,15 @@ def _beside(prediction: ServingPrediction, page: Page) -> None:
     if not rows:
         return
     page.title("Jobs on the same devices")
-    shown = [tuple(Text(cell, "dim", justify="right" if cell else "left") for cell in ("", *BESIDE_HEADS))]
-    shown += [(Text(name), *(Text(cell, justify="right") for cell in cells)) for name, *cells in rows]
-    page.rows(shown)
+    _table(page, BESIDE_HEADS, rows)
     page.quiet(without_jobs(prediction))
+
+
+def _table(page: Page, heads: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> None:
+    """Print rows, whose first cell has no head: `words` columns of words, then columns of numbers."""
+    sides = ["left"] * words + ["right"] * (len(heads) + 1 - words)
+    shown = [tuple(Text(cell, "dim", justify=side) for cell, side in zip(("", *heads), sides))]
+    page.rows(shown + [tuple(Text(cell, justify=side) for cell, side in zip(row, sides)) for row in rows])
 
 
 def beside_rows(prediction: ServingPrediction) -> list[tuple[str, ...]]:
@@ -149,10 +156,7 @@ def _pools(prediction: ServingPrediction, page: Page) -> None:
     if found is None:
         return
     page.title("Pools")
-    rows = [tuple(Text(cell, "dim", justify="left" if cell in ("", "role") else "right") for cell in ("", *POOL_HEADS))]
-    for name, role, *cells in pool_rows(prediction):
-        rows.append((Text(name), Text(role), *(Text(cell, justify="right") for cell in cells)))
-    page.rows(rows)
+    _table(page, POOL_HEADS, pool_rows(prediction), words=2)
     page.quiet(handed(prediction))
     page.title("A request's life, on average")
     page.rows([(Text(name), Text(seconds(value), justify="right")) for name, value in found.stages_s.items()])
@@ -237,12 +241,10 @@ def _latencies(prediction: ServingPrediction, page: Page) -> None:
     if metrics is None:
         return
     page.title("Latency of a request")
-    head = ("", "mean", "80% interval", "p50", "p90", "p99")
-    rows = [tuple(Text(cell, "dim", justify="right" if cell else "left") for cell in head)]
-    rows += [_row(words, getattr(metrics, name)) for name, words in LATENCIES.items()]
+    rows = [_row(words, getattr(metrics, name)) for name, words in LATENCIES.items()]
     if prediction.query_s is not None:
         rows.append(_row("a query, to its last answer", prediction.query_s))
-    page.rows(rows)
+    _table(page, ("mean", "80% interval", "p50", "p90", "p99"), rows)
     page.quiet(
         f"batches of up to {prediction.peak_batch}, {prediction.iterations:,} iterations, "
         f"{prediction.peak_kv_blocks:,} of {prediction.kv_blocks:,} cache blocks, "
@@ -253,21 +255,16 @@ def _latencies(prediction: ServingPrediction, page: Page) -> None:
     )
 
 
-def _row(words: str, summary: Summary) -> tuple[Text, ...]:
+def _row(words: str, summary: Summary) -> tuple[str, ...]:
     between = " to ".join(map(seconds, summary.mean_interval)) if summary.mean_interval else ""
-    values = (seconds(summary.mean), between)
-    values += tuple(seconds(v) for v in (summary.p50, summary.p90, summary.p99))
-    return Text(words), *(Text(value, justify="right") for value in values)
+    return words, seconds(summary.mean), between, *map(seconds, (summary.p50, summary.p90, summary.p99))
 
 
 def _groups(prediction: ServingPrediction, page: Page) -> None:
     if not prediction.groups:
         return
     page.title("By whose requests they are")
-    rows = [tuple(Text(cell, "dim", justify="right" if cell else "left") for cell in ("", *GROUP_HEADS))]
-    for name, *cells in group_rows(prediction)[:MOST_GROUPS]:
-        rows.append((Text(name), *(Text(cell, justify="right") for cell in cells)))
-    page.rows(rows)
+    _table(page, GROUP_HEADS, group_rows(prediction)[:MOST_GROUPS])
     if len(prediction.groups) > MOST_GROUPS:
         page.quiet(f"{len(prediction.groups) - MOST_GROUPS} more are in --json")
     if prediction.fairness is not None:

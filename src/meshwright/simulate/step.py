@@ -44,22 +44,13 @@ def simulate(
         return _referenced(plan, model, cluster, train, costs, reference)
     if takes_times(plan):
         return fastest_order(plan, model, cluster, train, costs)
-    return _alone(plan, model, cluster, train, costs, stages=stages, pricer=pricer, structures=structures)
+    return _alone(stages or Stages(plan, model, train, Mesh(plan, cluster)), costs, pricer, structures)
 
 
 def _alone(
-    plan: Plan,
-    model: Model,
-    cluster: Cluster,
-    train: Train,
-    costs: Costs,
-    *,
-    stages: Stages | None = None,
-    pricer: Pricer | None = None,
-    structures: dict[Facts, Structure] | None = None,
+    stages: Stages, costs: Costs, pricer: Pricer | None = None, structures: dict[Facts, Structure] | None = None
 ) -> Simulated:
     """A plan of one pool, whose schedule takes no times."""
-    stages = stages or Stages(plan, model, train, Mesh(plan, cluster))
     found = structured(stages, known=structures)
     return timed(bind(found, stages, costs.framework.defaults.bucket_bytes), costs, pricer)
 
@@ -67,10 +58,14 @@ def _alone(
 def _referenced(plan: Plan, model: Model, cluster: Cluster, train: Train, costs: Costs, every: int) -> Simulated:
     """A plan whose gradients are differences to those at a reference. When that moves its own gradients are exchanged
     as they are, by a pass over the batch before the step's: that is the step of ``sync=step``."""
-    usual = msgspec.structs.replace(plan, sync=Sync(policy=USUAL))
-    one = fastest_order if takes_times(plan) else _alone
-    moving = one(usual, model, cluster, train, costs)
-    return msgspec.structs.replace(one(plan, model, cluster, train, costs), moving=moving, share=1 / every)
+
+    def one(plan: Plan) -> Simulated:
+        if takes_times(plan):
+            return fastest_order(plan, model, cluster, train, costs)
+        return _alone(Stages(plan, model, train, Mesh(plan, cluster)), costs)
+
+    moving = one(msgspec.structs.replace(plan, sync=Sync(policy=USUAL)))
+    return msgspec.structs.replace(one(plan), moving=moving, share=1 / every)
 
 
 def _joint(plan: Plan, model: Model, cluster: Cluster, train: Train, costs: Costs) -> Simulated:

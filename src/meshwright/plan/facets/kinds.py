@@ -19,13 +19,12 @@ from meshwright.plan.facet import (
     BALANCED,
     EVEN,
     EXCHANGE,
-    KEYED,
     LAYER,
     STRUCTURE,
     Facet,
-    Field,
     Form,
     counts,
+    uneven,
     unrun,
     wrong,
 )
@@ -163,31 +162,24 @@ def _differ(model: Model, cluster: Cluster, train: Train) -> tuple[str, ...]:
 
 
 FIELDS = (
-    Field(
+    uneven(
         name="mbs",
         help="sequences per microbatch on each kind of slice, on unequal islands: as mb, or numbers",
         form=counts("sequences per kind of slice such as 4,1"),
-        spelled=KEYED,
         place=192,
         decides=(LAYER,),
-        search=(EVEN,),
-        stored=lambda value: {"mbs": value if isinstance(value, tuple) else ()},
-        of=lambda kinds: kinds.mbs or EVEN,
     ),
-    Field(
+    uneven(
         name="hold",
         help="size of the shard of state on each kind of slice: even, balanced by assign/level.py, or numbers",
         form=counts("relative sizes per kind of slice such as 3,1", least=0),
-        spelled=KEYED,
         place=194,
         decides=(STRUCTURE, EXCHANGE),
         seen={STRUCTURE: lambda plan: ()},
         domain=_differ,
-        search=(EVEN, BALANCED),
-        stored=lambda value: {"hold": value if isinstance(value, tuple) else ()},
-        of=lambda kinds: kinds.hold or EVEN,
+        balanced=True,
     ),
-    Field(
+    uneven(
         name="dtypes",
         help="precision of the matrix products on each kind of slice: one, or several",
         form=Form(
@@ -197,12 +189,8 @@ FIELDS = (
             whole=True,
             kind=str | tuple[str, ...],
         ),
-        spelled=KEYED,
         place=196,
         decides=(LAYER, EXCHANGE),
-        search=(EVEN,),
-        stored=lambda value: {"dtypes": value if isinstance(value, tuple) else ()},
-        of=lambda kinds: kinds.dtypes or EVEN,
     ),
 )
 FACET = Facet(

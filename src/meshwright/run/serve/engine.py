@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from meshwright.endpoint.prefixes import chain
+from meshwright.endpoint.prefixes import chain, decidable
 from meshwright.endpoint.seam import EngineFacts, EngineFigures, Generated, Prompted
 from meshwright.run.serve.computers import Drafter, Executor
 from meshwright.run.serve.distance import ScoreDistance
@@ -115,16 +115,12 @@ class TorchEngine:
         adapter = self._adapter(asked)
         self.sequences[asked.number] = ServedSequence(asked, self.facts.end_ids, adapter, self._now())
         named = self.unit and asked.sampling.prompt_logprobs is None  # what is cached has no scores
-        self.arrived[asked.number] = NewRequest(
-            number=asked.number,
-            prompt=len(asked.prompt),
+        self.arrived[asked.number] = decidable(
+            asked,
+            adapter,
+            chain(asked.prompt, self.unit, asked.adapter) if named else (),
             limit=min(asked.limit, 2) if self.decider.parks else asked.limit,
-            tenant=asked.tenant,
-            priority=asked.priority,
-            adapter=adapter,
-            program=asked.program,
             deadline_s=self._now() + asked.deadline_s if asked.deadline_s else 0.0,
-            hashes=chain(asked.prompt, self.unit, asked.adapter) if named else (),
         )
 
     def cancel(self, number: int) -> None:

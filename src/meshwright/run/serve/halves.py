@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from meshwright.endpoint.prefixes import chain
+from meshwright.endpoint.prefixes import chain, decidable
 from meshwright.endpoint.seam import EngineFigures, Prompted
 from meshwright.run.serve.engine import TorchEngine
 from meshwright.run.serve.sequence import ServedSequence
@@ -118,16 +118,11 @@ class DecodeEngine(TorchEngine):
     def _going_on(self, one: HandedOver) -> NewRequest:
         """The request as it is said to the decider: with its prompt and a token of the answer."""
         asked = one.asked
-        return NewRequest(
-            number=asked.number,
-            prompt=len(asked.prompt),
-            limit=asked.limit,
-            tenant=asked.tenant,
-            priority=asked.priority,
-            adapter=self._adapter(asked),
-            program=asked.program,
+        return decidable(
+            asked,
+            self._adapter(asked),
+            chain(asked.prompt, self.unit, asked.adapter) if self.unit else (),
             computed=len(asked.prompt),
             generated=1,
             deadline_s=max(one.due_s - self.began, 1e-9) if one.due_s else 0.0,
-            hashes=chain(asked.prompt, self.unit, asked.adapter) if self.unit else (),
         )

@@ -10,25 +10,20 @@ of the batch is ``shares=``.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from meshwright.errors import Diagnostic
 from meshwright.sync.divided import read
-from meshwright.sync.fragments import GRADIENTS, Fragment, Stored, Weights, gradients
+from meshwright.sync.fragments import Fragment, Stored, Weights, gradients
 from meshwright.sync.options import RuleOption
-from meshwright.sync.rules import SyncRule
+from meshwright.sync.rules import SyncRule, step
 
 if TYPE_CHECKING:
     from meshwright.plan import Plan
     from meshwright.spec.cluster import Cluster
     from meshwright.sync.record import SyncPolicy
-
-
-def _choices(values: dict[str, Any]) -> dict[str, Any]:
-    said = {"fragments": (GRADIENTS,), "combine": "sum"}
-    return said | ({"sums": read(values["sums"])} if values["sums"] else {"undecided": True})
 
 
 def fragments(plan: Plan, policy: SyncPolicy, weights: Weights, stored: Stored) -> Iterator[Fragment]:
@@ -64,7 +59,7 @@ DEDLOC = SyncRule(
     title="sums divided by the peers' links",
     paper="Diskin et al., 2021, arXiv 2106.10207",
     exact=True,
-    choices=_choices,
+    choices=lambda values: step.sums("sums", read(values["sums"])),
     fragments=fragments,
     options=(
         RuleOption(

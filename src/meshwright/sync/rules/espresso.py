@@ -7,18 +7,10 @@ before training, by the timeline of the step (``simulate/decide.py``), and writt
 
 from __future__ import annotations
 
-from typing import Any
-
 from meshwright.sync.codecs import codecs
-from meshwright.sync.fragments import GRADIENTS
 from meshwright.sync.options import RuleOption, numbers
 from meshwright.sync.record import NO_CODEC
 from meshwright.sync.rules import SyncRule, step
-
-
-def _choices(values: dict[str, Any]) -> dict[str, Any]:
-    said = {"fragments": (GRADIENTS,), "combine": "sum"}
-    return said | ({"layers": numbers(values["coded"])} if values["coded"] else {"undecided": True})
 
 
 def _codecs() -> tuple[str, ...]:
@@ -31,7 +23,7 @@ ESPRESSO = SyncRule(
     title="gradients encoded where that is faster",
     paper="Wang et al., 2022, arXiv 2205.14465",
     exact=True,
-    choices=_choices,
+    choices=lambda values: step.sums("layers", numbers(values["coded"])),
     fragments=step.fragments,
     options=(
         RuleOption(name="codec", what="the code of gradients that are encoded", example="dgc", choices=_codecs),

@@ -8,7 +8,7 @@ with a combine such as ``median`` every copy gets what all others have, and take
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -23,6 +23,13 @@ if TYPE_CHECKING:
     from meshwright.plan import Plan
     from meshwright.spec.cluster import Cluster
     from meshwright.sync.record import SyncPolicy
+
+
+def sums(field: str, decided: object) -> dict[str, Any]:
+    """The choices of a rule that sums gradients in every step, with a field of the policy that a prediction fills in
+    where it is not `decided` (None)."""
+    said = {"fragments": (GRADIENTS,), "combine": "sum"}
+    return said | ({"undecided": True} if decided is None else {field: decided})
 
 
 def fragments(plan: Plan, policy: SyncPolicy, weights: Weights, stored: Stored) -> Iterator[Fragment]:
