@@ -116,7 +116,7 @@ def test_where_nothing_that_an_engine_runs_fits_the_fastest_that_does_is_named()
     assert not found.fits and found.proven_optimal
     assert found.unrunnable.step_time_s == min(fits.values()) and found.unrunnable.wins is None
     assert search_text.verdict(found) == "nothing that DeepSpeed runs fits"
-    assert search_text.headline(found) == "Fits, but not run by DeepSpeed"
+    assert [title for title, _ in search_text.excluded(found)] == ["Fits, but not run by DeepSpeed"]
     roomy = find(*asked, space=space, demands=Demands(engines=(one,), room_bytes=2.0**30))
     assert search_text.verdict(roomy) == "nothing that DeepSpeed runs leaves 1.0 GiB on every device"
 
@@ -146,6 +146,29 @@ def test_every_plan_leaves_the_room_that_is_asked_for_and_the_best_is_the_best_o
     none = find(*DENSE, space=space, top=3, demands=Demands(room_bytes=rooms[-1] * 1.01))
     assert not none.fits and none.proven_optimal
     assert none.misses[0].lacks_bytes == pytest.approx(rooms[-1] * 0.01)
+
+
+def test_the_usual_room_is_left_where_a_plan_leaves_it_and_the_fastest_that_does_not_is_named(dense):
+    space, answers = dense
+    fits = [(s, room) for s, room, _ in answers.values() if room >= 0]
+    usual = max(room for s, room in fits if s == min(fits)[0]) * 1.01  # more than the fastest leaves
+    found = find(*DENSE, space=space, recommend=True, demands=Demands(usual_room_bytes=usual))
+    least = min(s for s, room in fits if room >= usual)
+    assert found.usual and found.best[0].prediction.step_time_s == least
+    assert found.risky.step_time_s == min(fits)[0] and found.risky.wins == 1 - min(fits)[0] / least
+    (title, _), lines = search_text.excluded(found)[0], found.to_json()["risky"]["reasons"]
+    assert title.startswith("Faster by") and "fits with a probability of" in lines[0] and "--risk" in lines[0]
+    assert "--risk says another" in search_text.demanded(found)
+
+
+def test_where_no_plan_leaves_the_usual_room_the_best_of_all_is_shown_with_how_sure_it_is(dense):
+    space, answers = dense
+    most = max(room for _, room, _ in answers.values()) * 1.01
+    plain = find(*DENSE, space=space, recommend=True)
+    found = find(*DENSE, space=space, recommend=True, demands=Demands(usual_room_bytes=most))
+    assert not found.usual and found.room_bytes == 0 and found.risky is None and found.proven_optimal
+    assert [r.plan for r in found.best] == [r.plan for r in plain.best] and found.covered == plain.covered
+    assert any(f"the first does with {found.best[0].prediction.p_fit:.0%}" in remark for remark in found.remarks)
 
 
 def test_a_family_is_shown_once_with_its_best_and_families_are_in_order(dense):

@@ -71,11 +71,15 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
             MeshwrightError: R013 where no device has the memory that is to be left.
             Infeasible: E001 where none of the engines can run this question, whatever the plan.
         """
+        from meshwright.answer.risk import USUAL_RISK
         from meshwright.export.runnable import USUAL, able, engine
         from meshwright.search.engines import Demands
 
         most = max(island.device.memory_bytes for island in cluster.islands)
-        room = max(room_bytes(self.headroom, most) or 0.0, self._risked(cluster, most))
+        said = share(self.risk) if self.risk else None
+        room = room_bytes(self.headroom, most) or 0.0
+        if said is not None:
+            room = max(room, self._risked(said, cluster, most))
         if room >= most:
             raise MeshwrightError.one(
                 "R013",
@@ -88,16 +92,15 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
         remarks = [f"left out: {why}" for why in ruled_out]
         if self.names and not self.framework:
             remarks.append(self._whose())
-        return Demands(room_bytes=room, engines=tuple(engines), others=tuple(others)), remarks
+        usual = 0.0 if self.headroom or self.risk else self._risked(USUAL_RISK, cluster, most)
+        demands = Demands(room_bytes=room, usual_room_bytes=usual, engines=tuple(engines), others=tuple(others))
+        return demands, remarks
 
-    def _risked(self, cluster: Cluster, device_bytes: float) -> float:
-        """The bytes to leave free for the risk that was said; 0 where none was."""
+    def _risked(self, chance: float, cluster: Cluster, device_bytes: float) -> float:
+        """The bytes to leave free, so that a plan runs out of memory with this chance at most."""
         from meshwright.answer import risk
         from meshwright.cost import standard_on
 
-        chance = share(self.risk) if self.risk else None
-        if chance is None:
-            return 0.0
         return risk.room_bytes(chance, device_bytes, standard_on(cluster, self.profile).framework.memory_sigma)
 
     def _whose(self) -> str:

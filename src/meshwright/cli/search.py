@@ -75,7 +75,9 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
     ) = ""
     framework: options.text("NAME", "Whose time and memory: meshwright catalog frameworks.") = ""
     headroom: options.text("AMOUNT", "Memory that plans leave on every device: 5% or 4GiB.") = ""
-    risk: options.text("SHARE", "Plans that run out of memory with at most this probability: 5%.") = ""
+    risk: options.text(
+        "SHARE", "Plans that run out of memory with at most this probability; 5% if left out and any plan keeps it."
+    ) = ""
     robust: options.switch("Recommend the plan that loses least in the worst draw of what is unknown.") = False
     runnable: options.switch("Only plans that an engine of --for, or run, can run, as they are.") = False
     strategy: options.text("NAME", "exhaustive (default), beam or anneal.") = ""

@@ -13,7 +13,7 @@ from meshwright.atomic import write_bytes
 from meshwright.quantity import big, gibibytes, seconds
 from meshwright.report import document, facts, palette
 from meshwright.report.search_plot import figure, marks
-from meshwright.report.search_text import between, coverage, demanded, difference, headline, shown, verdict, words
+from meshwright.report.search_text import between, coverage, demanded, difference, excluded, shown, verdict, words
 from meshwright.search.found import FORMAT_VERSION, OBJECTIVES, WITHIN, Found, Ranked
 from meshwright.search.space import FACETS
 
@@ -52,14 +52,16 @@ def render(found: Found) -> str:
         pick=_pick(found),
         rows=[_row(i, r, found) for i, r in enumerate(found.best)],
         within=f"{WITHIN:.0%}",
-        beyond=found.unrunnable
-        and {
-            "plan": found.unrunnable.plan.text(),
-            "title": headline(found),
-            "step": seconds(found.unrunnable.step_time_s),
-            "room": gibibytes(found.unrunnable.headroom_bytes),
-            "reasons": found.unrunnable.reasons,
-        },
+        beyond=[
+            {
+                "plan": one.plan.text(),
+                "title": title,
+                "step": seconds(one.step_time_s),
+                "room": gibibytes(one.headroom_bytes),
+                "reasons": one.reasons,
+            }
+            for title, one in excluded(found)
+        ],
         plots=[_plot(found, name) for name in SIZES] if found.pareto else [],
         front=[(plan.text(), [shown(o, x) for o, x in zip(found.objectives, v)]) for plan, v in found.pareto],
         objectives=[OBJECTIVES[o] for o in found.objectives],

@@ -5,10 +5,11 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
+from meshwright.answer.risk import USUAL_RISK
 from meshwright.quantity import big, gibibytes, seconds
 from meshwright.report.page import Page
 from meshwright.report.text import training_run
-from meshwright.search.found import OBJECTIVES, WITHIN, Found, Ranked, value_of
+from meshwright.search.found import OBJECTIVES, WITHIN, Excluded, Found, Ranked, value_of
 
 #: Plans of the front that are listed.
 FRONT = 8
@@ -26,7 +27,8 @@ def render(found: Found, console: Console) -> None:
         if found.best:
             _recommended(found, page)
             _table(found, page)
-        _unrunnable(found, page)
+        for title, beyond in excluded(found):
+            _excluded(title, beyond, page)
         if found.best:
             _front(found, page)
             training_run(found.best[0].prediction, page)
@@ -101,6 +103,8 @@ def demanded(found: Found) -> str:
         parts.append(f"run by {' or '.join(found.engines)}")
     if found.room_bytes:
         parts.append(f"with {gibibytes(found.room_bytes)} left on every device")
+    if found.usual:
+        parts.append(f"which keep the chance of running out of memory at {USUAL_RISK:.0%} (--risk says another)")
     if found.framework not in ("", "default"):
         parts.append(f"costs of {found.framework}")
     return f"plans {', '.join(parts)}" if parts else ""
@@ -155,18 +159,22 @@ def _recommended(found: Found, page: Page) -> None:
     page.print(Text(f"{seconds(pick.prediction.step_time_s)} a step: {pick.why}"), indent=2)
 
 
-def headline(found: Found) -> str:
-    """Return the gain of the fastest plan that none of the engines asked for runs, as a headline."""
-    wins = found.unrunnable.wins
-    what = "Fits" if wins is None else f"Faster by {share(wins)}"
-    return f"{what}, but not run by {' or '.join(found.engines)}"
+def excluded(found: Found) -> list[tuple[str, Excluded]]:
+    """Return the fastest plans that the engines asked for do not run and that leave too little room, each with its gain
+    as a headline."""
+    lines = []
+    for beyond, but in (
+        (found.unrunnable, f"not run by {' or '.join(found.engines)}"),
+        (found.risky, f"leaves less than {gibibytes(found.room_bytes)}"),
+    ):
+        if beyond is not None:
+            what = "Fits" if beyond.wins is None else f"Faster by {share(beyond.wins)}"
+            lines.append((f"{what}, but {but}", beyond))
+    return lines
 
 
-def _unrunnable(found: Found, page: Page) -> None:
-    beyond = found.unrunnable
-    if beyond is None:
-        return
-    page.title(headline(found))
+def _excluded(title: str, beyond: Excluded, page: Page) -> None:
+    page.title(title)
     room = gibibytes(beyond.headroom_bytes)
     page.print(Text(f"{beyond.plan.text()}: {seconds(beyond.step_time_s)} a step, {room} left"), indent=2)
     for reason in beyond.reasons:

@@ -1,4 +1,4 @@
-"""Walks, and what is looked for besides the best: the plan to recommend, and the fastest that engines do not run.
+"""Walks, and what is looked for besides the best: the plan to recommend, and the fastest that a demand excludes.
 
 Both are walks over the same space with a cap: nothing slower than what the first walk found is of use, so they bound
 most of the space away at once.
@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from importlib import import_module
-from math import isfinite
+from math import ceil, isfinite
 
+import msgspec
+
+from meshwright.answer.risk import fit_probability
 from meshwright.plan import Plan
 from meshwright.search.engines import Engine
 from meshwright.search.finished import recalled, remember
-from meshwright.search.found import Unrunnable
+from meshwright.search.found import Excluded
 from meshwright.search.recommend import settled_already, wanted
 from meshwright.search.walk import Stopped, Tried, Walk, Wanted
 from meshwright.search.warm import warm
@@ -47,21 +50,40 @@ def to_recommend(walk: Walk, strategy: str, engines: Sequence[Engine]) -> list[T
     return roomy.fitting()
 
 
-def beyond_engines(walk: Walk, strategy: str) -> Unrunnable | None:
+def beyond_engines(walk: Walk, strategy: str) -> Excluded | None:
     """The fastest plan that fits and that the engines asked for do not run, if it is faster than what they run or
     nothing that they run fits."""
     asked = walk.wanted
-    free = walk.again(Wanted(keep=1, room_bytes=asked.room_bytes, cap_s=walk.best_s), "what it costs: ")
+    faster = _faster(walk, strategy, Wanted(keep=1, room_bytes=asked.room_bytes, cap_s=walk.best_s), "what it costs: ")
+    return faster and _excluded(walk, faster, asked.runnable.reasons(faster.plan))
+
+
+def beyond_risk(walk: Walk, strategy: str) -> Excluded | None:
+    """The fastest plan that leaves less room than is usual, if it is faster than those that leave it."""
+    loose = msgspec.structs.replace(walk.wanted, keep=1, families=False, room_bytes=0.0, cap_s=walk.best_s)
+    faster = _faster(walk, strategy, loose, "what the risk costs: ")
+    if faster is None:
+        return None
+    capacity = walk.capacity_bytes + walk.wanted.room_bytes
+    sigma = walk.evaluator.costs.framework.memory_sigma
+    chance = fit_probability(capacity - faster.headroom_bytes, capacity, sigma)
+    risk = f"--risk {min(50, ceil(100 * (1 - chance)))}%"
+    return _excluded(walk, faster, [f"fits with a probability of {chance:.0%}: {risk} takes it"])
+
+
+def _faster(walk: Walk, strategy: str, wanted: Wanted, what: str) -> Tried | None:
+    """The fastest plan that is wanted, if it is faster than the walk's best."""
+    free = walk.again(wanted, what)
     if not walked(free, strategy):
         return None
-    faster = [t for t in free.fitting() if t.step_time_s < walk.best_s]
-    if not faster:
-        return None
-    plan, step_time_s, headroom_bytes = faster[0]
-    return Unrunnable(
-        plan=plan,
-        step_time_s=step_time_s,
-        headroom_bytes=headroom_bytes,
-        wins=1 - step_time_s / walk.best_s if isfinite(walk.best_s) else None,
-        reasons=tuple(asked.runnable.reasons(plan)),
+    return next((t for t in free.fitting() if t.step_time_s < walk.best_s), None)
+
+
+def _excluded(walk: Walk, faster: Tried, reasons: Iterable[str]) -> Excluded:
+    return Excluded(
+        plan=faster.plan,
+        step_time_s=faster.step_time_s,
+        headroom_bytes=faster.headroom_bytes,
+        wins=1 - faster.step_time_s / walk.best_s if isfinite(walk.best_s) else None,
+        reasons=tuple(reasons),
     )

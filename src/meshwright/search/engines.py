@@ -49,9 +49,11 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
 class Demands(msgspec.Struct, frozen=True, kw_only=True):
     """Demands on plans besides fitting in memory: leave ``room_bytes`` on the fullest rank, and be run by one of the
     ``engines`` if there are any. ``others`` are the engines that a recommended plan had better be run by where none is
-    asked for."""
+    asked for. ``usual_room_bytes``, where no other room is demanded, is left by every plan if any plan leaves it: so
+    much keeps the usual chance of running out of memory."""
 
     room_bytes: float = 0.0
+    usual_room_bytes: float = 0.0
     engines: tuple[Engine, ...] = ()
     others: tuple[Engine, ...] = ()
 

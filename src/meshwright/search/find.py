@@ -8,17 +8,21 @@ from math import inf
 from pathlib import Path
 from time import monotonic
 
+import msgspec
+
 from meshwright.answer.outlook import money
+from meshwright.answer.risk import USUAL_RISK
 from meshwright.cost import Costs, standard_on
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
 from meshwright.plan import Plan
 from meshwright.plan.legality import beyond_positions
-from meshwright.search.besides import beyond_engines, to_recommend, walked
+from meshwright.quantity import gibibytes
+from meshwright.search.besides import beyond_engines, beyond_risk, to_recommend, walked
 from meshwright.search.draws import SharedDraws, sureness
 from meshwright.search.engines import Demands, Runnable
 from meshwright.search.evaluate import Evaluator
 from meshwright.search.families import PlanFamily, family_of
-from meshwright.search.found import OBJECTIVES, PROVABLE, Found, NearMiss, pareto
+from meshwright.search.found import OBJECTIVES, PROVABLE, Found, NearMiss, Ranked, pareto
 from meshwright.search.interrupt import stopping
 from meshwright.search.misses import near_misses
 from meshwright.search.ranking import ranked
@@ -91,7 +95,8 @@ def find(
     evaluator = Evaluator(model, cluster, train, costs, kernels)
     engines = demands.engines or demands.others
     runnable = Runnable(demands.engines) if demands.engines else None
-    wanted = Wanted(keep=top, families=families, room_bytes=demands.room_bytes, runnable=runnable, cap_s=cap_s)
+    room = demands.room_bytes or demands.usual_room_bytes
+    wanted = Wanted(keep=top, families=families, room_bytes=room, runnable=runnable, cap_s=cap_s)
     with Store(store, model, cluster, train, costs) if store else nullcontext() as kept:
         walk = Walk(
             space,
@@ -104,13 +109,20 @@ def find(
         )
         with stopping(walk.stop):
             proven = walked(walk, strategy, first)
+            usual, sought = room > demands.room_bytes, proven
+            if usual and proven and not walk.fitting():
+                usual, sought = False, False  # nothing has the room that is recommended
+                roomless = msgspec.structs.replace(wanted, room_bytes=0.0)
+                walk = walk.again(roomless, "plans that may not fit: ")
+                proven = walked(walk, strategy, first)
             stopped, fitting = walk.stopped, walk.fitting()
             misses = () if fitting or stopped or cap_s < inf else _closest(walk)
             beyond = beyond_engines(walk, strategy) if runnable and proven else None
-            roomy = to_recommend(walk, strategy, engines) if fitting and recommend and proven else []
+            risky = beyond_risk(walk, strategy) if usual and fitting and recommend and proven else None
+            roomy = to_recommend(walk, strategy, engines) if fitting and recommend and sought else []
             walk.stop.over = True
             walk.end()
-            shared = SharedDraws(evaluator, walk.capacity_bytes + wanted.room_bytes)
+            shared = SharedDraws(evaluator, walk.capacity_bytes + walk.wanted.room_bytes)
             best = ranked(_best(fitting, top, families), top, walk, shared)
             pick = recommended(walk, roomy, engines, shared, robust=robust) if best and recommend else None
             pick = with_way(pick, walk, engines) if pick else None
@@ -132,6 +144,8 @@ def find(
         sure=sureness(shared, [r.plan for r in best], [r.standing for r in best]) if best else None,
         recommended=pick,
         unrunnable=beyond,
+        risky=risky,
+        usual=usual,
         misses=misses,
         covered=walk.covered,
         evaluated=len(walk.tried),
@@ -145,12 +159,23 @@ def find(
         families=families,
         framework=costs.framework.name,
         engines=tuple(engine.label for engine in demands.engines),
-        room_bytes=demands.room_bytes,
+        room_bytes=walk.wanted.room_bytes,
         objective=objective,
         objectives=objectives,
         pareto=pareto(points),
         points=points,
-        remarks=() if train.lengths is None else (MEAN_DOCUMENTS,),
+        remarks=(
+            *(() if train.lengths is None else (MEAN_DOCUMENTS,)),
+            *((_unsure(room, best[0]),) if best and room > walk.wanted.room_bytes else ()),
+        ),
+    )
+
+
+def _unsure(room_bytes: float, first: Ranked) -> str:
+    """Say that no plan is as sure to fit as is usual."""
+    return (
+        f"no plan leaves {gibibytes(room_bytes)} on every device, so that it fits with a probability of "
+        f"{1 - USUAL_RISK:.0%}: the first does with {first.prediction.p_fit:.0%}"
     )
 
 

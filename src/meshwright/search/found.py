@@ -57,9 +57,9 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     headroom_bytes: float
 
 
-class Unrunnable(msgspec.Struct, frozen=True, kw_only=True):
-    """The fastest plan that fits and that the engines asked for do not run: what it ``wins`` over the best that they
-    run, as a share of its step time (None where nothing that they run fits), and the ``reasons``."""
+class Excluded(msgspec.Struct, frozen=True, kw_only=True):
+    """The fastest plan that a demand excludes: what it ``wins`` over the best that keeps the demand, as a share of its
+    step time (None where nothing keeps it), and the ``reasons``."""
 
     plan: Plan
     step_time_s: float
@@ -87,6 +87,8 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     ``framework`` is whose costs they are; ``engines`` and ``room_bytes`` what was demanded of every plan, with
     ``remarks`` on that. ``pareto`` are (plan, values) along two objectives, of the plans that were evaluated and fit;
     ``points`` are all of those. ``sure``: how sure the order of the best is, None where there is one plan.
+    ``usual``: the room is that of the usual risk, which nobody asked for. ``unrunnable`` is the fastest plan that the
+    engines do not run, ``risky`` the fastest that leaves less than the usual room.
     """
 
     question: tuple[str, str, str]
@@ -106,10 +108,12 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     framework: str = ""
     engines: tuple[str, ...] = ()
     room_bytes: float = 0.0
+    usual: bool = False
     remarks: tuple[str, ...] = ()
     sure: Sureness | None = None
     recommended: Recommended | None = None
-    unrunnable: Unrunnable | None = None
+    unrunnable: Excluded | None = None
+    risky: Excluded | None = None
     objective: str
     objectives: tuple[str, str]
     pareto: tuple[tuple[Plan, tuple[float, float]], ...]
@@ -134,7 +138,9 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
             "regret_worst": pick.regret_worst,
         }
 
-    def _unrunnable(self, found: Unrunnable) -> dict[str, Any]:
+    def _excluded(self, found: Excluded | None) -> dict[str, Any] | None:
+        if found is None:
+            return None
         return {
             "plan": found.plan.text(),
             "step_time_s": found.step_time_s,
@@ -165,7 +171,8 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
             ],
             "sure": None if self.sure is None else msgspec.to_builtins(self.sure),
             "recommended": self._recommended(),
-            "unrunnable": None if self.unrunnable is None else self._unrunnable(self.unrunnable),
+            "unrunnable": self._excluded(self.unrunnable),
+            "risky": self._excluded(self.risky),
             "families": self.families,
             "framework": self.framework,
             "engines": list(self.engines),

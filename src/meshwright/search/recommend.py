@@ -14,7 +14,7 @@ import msgspec
 
 from meshwright.answer.predict import predict
 from meshwright.answer.prediction import Prediction
-from meshwright.answer.risk import USUAL_RISK, room_bytes
+from meshwright.answer.risk import USUAL_RISK, fit_probability, room_bytes
 from meshwright.plan import Plan
 from meshwright.quantity import gibibytes
 from meshwright.search.draws import PlanStanding, SharedDraws, standings
@@ -160,7 +160,11 @@ def _why(best: Tried, first: Tried, main: Walk) -> list[str]:
         parts.append(f"{slower:.1%} slower than the fastest, inside what the costs are unsure of")
     enough = enough_bytes(main)
     if best.headroom_bytes < enough:
-        parts.append(f"leaves {gibibytes(best.headroom_bytes)}, less than the {gibibytes(enough)} one would want")
+        capacity = main.capacity_bytes + main.wanted.room_bytes
+        sigma = main.evaluator.costs.framework.memory_sigma
+        chance = fit_probability(capacity - best.headroom_bytes, capacity, sigma)
+        left = f"leaves {gibibytes(best.headroom_bytes)}, less than the {gibibytes(enough)} one would want"
+        parts.append(f"{left}: fits with a probability of {chance:.0%}")
     elif more >= 0.1 * 2**30:
         parts.append(f"{gibibytes(more)} more room")
     else:

@@ -14,7 +14,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.plan import Plan
 from meshwright.plan.written import write
 from meshwright.quantity import big, seconds
-from meshwright.report.search_text import HEADS, cells, coverage, demanded, shown, verdict, words
+from meshwright.report.search_text import HEADS, cells, coverage, demanded, excluded, shown, verdict, words
 from meshwright.search.engines import extended
 from meshwright.search.find import find
 from meshwright.search.found import OBJECTIVES, Found
@@ -89,12 +89,12 @@ def search(request: SearchRequest, send: Send, stopped: Callable[[], bool]) -> d
         )
     finally:
         gc.enable()
-    return _plain(msgspec.structs.replace(answer, remarks=tuple(remarks)))
+    return _plain(msgspec.structs.replace(answer, remarks=(*answer.remarks, *remarks)))
 
 
 def _plain(found: Found) -> dict[str, Any]:
     """A search as the page shows it: the recommended plan, the best families, the front, why others lost."""
-    pick, beyond = found.recommended, found.unrunnable
+    pick = found.recommended
     return {
         "verdict": verdict(found),
         "fits": found.fits,
@@ -106,11 +106,13 @@ def _plain(found: Found) -> dict[str, Any]:
             "text": pick.plan.text(),
             "why": f"{seconds(pick.prediction.step_time_s)} a step: {pick.why}",
         },
-        "unrunnable": beyond
-        and {
-            "title": f"Faster by {beyond.wins:.1%}, but not run by {' or '.join(found.engines)}",
-            "text": f"{beyond.plan.text()}: {seconds(beyond.step_time_s)} a step. {' '.join(beyond.reasons)}",
-        },
+        "excluded": [
+            {
+                "title": title,
+                "text": f"{one.plan.text()}: {seconds(one.step_time_s)} a step. {' '.join(one.reasons)}",
+            }
+            for title, one in excluded(found)
+        ],
         "heads": list(HEADS),
         "rows": [
             {

@@ -57,9 +57,9 @@ Meshwright.Search = class {
     out.push(...found.remarks.map((text) => Meshwright.make("p", "quiet", text)));
     if (found.recommended) out.push(this.recommended(found.recommended));
     if (found.rows.length) out.push(this.table(found));
-    if (found.unrunnable) {
+    for (const one of found.excluded) {
       const box = Meshwright.make("div", "warnings");
-      box.append(Meshwright.make("h2", "", found.unrunnable.title), Meshwright.make("p", "", found.unrunnable.text));
+      box.append(Meshwright.make("h2", "", one.title), Meshwright.make("p", "", one.text));
       out.push(box);
     }
     if (found.points.length) {
