@@ -19,7 +19,6 @@ from meshwright.cost import standard_on
 from meshwright.errors import MeshwrightError
 from meshwright.plan.facets.memory import ATTENTION_KERNELS, GATHERED, LOSS_KERNELS, RECOMPUTE_MODES
 from meshwright.plan.facets.sequence import CP_ALGORITHMS
-from meshwright.simulate.clock import shares_ports
 from meshwright.spec import cluster, model, workload
 from meshwright.spec.workload import DTYPE_BYTES
 
@@ -79,7 +78,7 @@ class Questions:
         where, net, train = parts[2], parts[1], parts[3]
         answer = predict(net, where, train, parts[0], costs=standard_on(where, ""), detail=example["detail"])
         judge(answer)
-        if example["faster"] and not shares_ports(where) and not any(i.device.cores for i in where.islands):
+        if example["faster"] and not where.shares_ports and not any(i.device.cores for i in where.islands):
             linked = with_links(where, bandwidth=example["faster"])
             faster = predict(net, linked, train, parts[0], costs=standard_on(linked, ""), detail=False)
             if faster.step_time_s > answer.step_time_s * (1 + 1e-9):
