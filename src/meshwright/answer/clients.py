@@ -40,12 +40,12 @@ def client_rounds(
     policy = None if plan.several else read(plan.sync.policy)
     said = None if world is None else world.clients
     if policy is None or policy.rule.decider is None:
-        if said is not None:
+        if said is not None and not said.wavers_alone:
             raise MeshwrightError.one(
                 "O005",
                 "the world says how clients differ, and replicas of this plan are no clients of a server",
                 place="--world",
-                help="say a sync of clients, such as sync=fedavg:h=8; sync=backup:b=0 waits for all in every step",
+                help="say jitter= and ranks= of replicas, or a sync of clients, such as sync=fedavg:h=8",
             )
         return None
     if said is not None:

@@ -21,6 +21,7 @@ from meshwright.answer.rank_memory import dynamic_copies, rank_memory
 from meshwright.answer.replan import replanned
 from meshwright.answer.sensitivity import sensitivities
 from meshwright.answer.spread import batch_spread, drawn_assumptions, with_unequal
+from meshwright.answer.stragglers import in_world, varied_assumption, with_waiting
 from meshwright.answer.tier_memory import tier_memory
 from meshwright.answer.to_loss import equal_loss, more_tokens
 from meshwright.causes import PRICED
@@ -37,7 +38,6 @@ from meshwright.simulate.batches import Batches, simulate_batches
 from meshwright.simulate.decide import decided
 from meshwright.simulate.groups import simulate_groups
 from meshwright.simulate.simulated import Simulated
-from meshwright.simulate.slowed import slowed
 from meshwright.simulate.step import simulate
 from meshwright.simulate.zoom import zooms
 from meshwright.spec.cluster import Cluster
@@ -90,14 +90,12 @@ def predict(
     batches = None if typical else draws(plan, model, cluster, train, costs)
     run = simulate(plan, model, cluster, train, costs) if batches is None else batches.typical
     shown, even = (run, run) if batches is None else (batches.shown, batches.even)
-    if world is not None and world.slow is not None:
-        if batches is not None:
-            message = "slow ranks are not simulated among documents of different lengths"
-            raise MeshwrightError.one("O006", message, place="--world", help="leave lengths= out of the workload")
-        shown = even = slowed(run, costs, world.slow)
+    found, varied = in_world(run, costs, world, drawn=batches is not None)
+    shown, even = (shown, even) if found is run else (found, found)
     step, useful = (
         (shown.step_time_s, 0.0) if batches is None else (batches.mean_s, float(batches.drawn.useful().mean()))
     )
+    step = step if varied is None else varied.mean_s
     who = identity(model, cluster, train, plan, costs, shown.lowered.graph)
     clients = client_rounds(run, model, cluster, train, plan, costs, world)
     ranks = rank_memory(run, costs)
@@ -108,6 +106,7 @@ def predict(
     if even is not shown:  # drawn steps, told apart from the same work in equal microbatches
         split = attribution(_timeline(even, who, ranks, costs, traced=False), even.priced.parts)
     split = split if batches is None else with_unequal(split, batches)
+    split = split if varied is None else with_waiting(split, varied)
     draws, rounds = interval_draws(even) * (step / even.step_time_s), _round(run)
     within = interval(draws, step)
     job = world if world is not None and world.of_job else None
@@ -122,6 +121,7 @@ def predict(
     equal = equal_loss(plan, model, train)
     routed = None if plan.several else expert_answer(run.lowered, model, train, plan)
     resting = (*resting, *expert_assumptions(routed, train, plan))
+    resting = resting if varied is None else (*resting, varied_assumption(varied, world))
     return Prediction(
         model=model,
         cluster=cluster,
@@ -159,6 +159,7 @@ def predict(
         pools=pool_shares(timeline, run.lowered, ranks),
         batches=None if batches is None else batch_spread(batches, train),
         round=rounds,
+        stragglers=varied,
         clients=clients,
         choice=choice,
         memory_sigma=costs.framework.memory_sigma,

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from meshwright.simulate.clients import ClientRounds
+    from meshwright.simulate.stragglers import Stragglers
 
 FORMAT_VERSION = 1
 
@@ -232,11 +233,12 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     class, the ``timeline`` and the ``assumptions``. ``schedule_params`` are what a schedule made for given times was
     given: with them the run has the same order. ``goal`` is what the training run was asked to stay within. ``batches``
     say how steps differ where documents do; ``round`` where replicas average now and then: the timeline is that of the
-    step that averages. ``clients``: the rounds of those of a server. ``choice``: how the layers whose gradients are
-    encoded, or the parts of sums, were chosen, where the plan left that open. ``equal_loss``: how many times the tokens
-    of ``sync=step`` the plan takes to its loss, where it trains differently and that is known. ``pools`` say what each
-    of several does. ``memory_sigma``: the relative error of its peaks of memory. ``tiers``: what hosts and drives hold,
-    where state lies there. ``experts``: how they are loaded, where the question says how tokens are routed.
+    step that averages. ``stragglers``: how steps vary in a world in which ranks do. ``clients``: the rounds of those of
+    a server. ``choice``: how the layers whose gradients are encoded, or the parts of sums, were chosen, where the plan
+    left that open. ``equal_loss``: how many times the tokens of ``sync=step`` the plan takes to its loss, where it
+    trains differently and that is known. ``pools`` say what each of several does. ``memory_sigma``: the relative error
+    of its peaks of memory. ``tiers``: what hosts and drives hold, where state lies there. ``experts``: how they are
+    loaded, where the question says how tokens are routed.
     """
 
     model: Model
@@ -261,6 +263,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     cautions: tuple[str, ...] = ()
     batches: BatchSpread | None = None
     round: RoundTimes | None = None
+    stragglers: Stragglers | None = None
     clients: ClientRounds | None = None
     choice: CodeChoice | SumChoice | None = None
     equal_loss: TokensFactor | None = None
@@ -413,6 +416,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
             "round": msgspec.to_builtins(self.round),
             "choice": msgspec.to_builtins(self.choice),
             "equal_loss": msgspec.to_builtins(self.equal_loss),
+            "stragglers": msgspec.to_builtins(self.stragglers),
             "clients": None if self.clients is None else self.clients.to_json(),
             "attribution": self.attribution,
             "memory": [msgspec.to_builtins(m) for m in self.memory],

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from meshwright.run.emulate.measure import Emulated
     from meshwright.run.emulate.wire import EmulatedWire
     from meshwright.timeline import Timeline
-    from meshwright.world.slow import SlowStep
     from meshwright.world.trace import JobWorld
 
 DESCRIPTION = """Run a plan's training step on an emulated cluster, and lay the measured step beside the predicted one.
@@ -101,7 +100,7 @@ def run(argv: list[str]) -> int:
     if world is not None:
         return _job(given, (*parts[:3], plan), world, int(numbers["steps"]), hosts)
     if slow is not None:
-        hosts["slow"] = slow
+        hosts["world"] = slow
     done = _emulated(parts[:3], plan, repeats=int(numbers["repeats"]), **hosts)
     if given.json:
         print_json(_as_json(done))
@@ -114,17 +113,19 @@ def run(argv: list[str]) -> int:
 
 
 def _emulated(parts: tuple[Any, ...], plan: Plan, **hosts: Any) -> Emulated:
-    """The steps of a script; of the executor where replicas exchange otherwise than all gradients in every step."""
+    """The steps of a script; of the executor where replicas exchange otherwise than all gradients in every step, or
+    compute at paces that vary."""
     from meshwright.plan import Sync
     from meshwright.run.emulate import executed, measure
 
-    if plan.sync != Sync() and "slow" in hosts:
-        raise MeshwrightError([_bad(f"sync={plan.sync.policy}", "slow ranks are emulated in steps of sync=step")])
-    return (measure if plan.sync == Sync() else executed).emulate(*parts, plan, **hosts)
+    world = hosts.get("world")
+    if plan.sync != Sync() or (world is not None and world.jitter is not None):
+        return executed.emulate(*parts, plan, **hosts)
+    return measure.emulate(*parts, plan, slow=None if world is None else hosts.pop("world").slow, **hosts)
 
 
-def _of_job(given: EmulateOptions) -> tuple[bool, SlowStep | None]:
-    """Whether a whole run is asked for, and the slow ranks of a step otherwise.
+def _of_job(given: EmulateOptions) -> tuple[bool, JobWorld | None]:
+    """Whether a whole run is asked for, and the world of slow and varying ranks of a step otherwise.
 
     Raises:
         MeshwrightError: U004 for slow links, which have the rate of --link.
@@ -137,11 +138,11 @@ def _of_job(given: EmulateOptions) -> tuple[bool, SlowStep | None]:
         world = read(given.world)
     except MeshwrightError:
         return True, None  # told with all else that is wrong
-    if world.of_job or world.slow is None:
+    if world.of_job or (world.slow is None and world.jitter is None):
         return True, None
-    if world.slow.slowlink or world.slow.slownic:
+    if world.slow is not None and (world.slow.slowlink or world.slow.slownic):
         raise MeshwrightError([_bad(f"--world {given.world}", "links have the rate of --link: only ranks can be slow")])
-    return False, world.slow
+    return False, world
 
 
 def _in_step(plan: Plan, world: JobWorld | None) -> Plan:
@@ -235,6 +236,7 @@ def _as_json(done: Emulated) -> dict[str, object]:
         "links": msgspec.to_builtins(done.links),
         "predicted_s": done.prediction.step_time_s,
         "predicted_apart_s": done.apart_s,
+        "predicted_same_steps_s": done.same_steps_s,
         "measured_s": done.step_time_s,
         "measured_spread_s": done.spread_s,
         "steps_s": done.steps_s,
@@ -260,7 +262,11 @@ def _render(done: Emulated, out: Console) -> None:
     )
     out.print(f"             kept by {SHAPED[done.shaped_by]}")
     out.print(f"  compute    {done.scale:,.3g} times slower than the device")
-    out.print(f"  predicted  {done.prediction.step_time_s * 1e3:,.1f} ms ({done.error:+.1%})")
+    if done.same_steps_s is None:
+        out.print(f"  predicted  {done.prediction.step_time_s * 1e3:,.1f} ms ({done.error:+.1%})")
+    else:
+        out.print(f"  predicted  {done.prediction.step_time_s * 1e3:,.1f} ms in the mean over many steps")
+        out.print(f"             {done.same_steps_s * 1e3:,.1f} ms ({done.error:+.1%}) at the paces of those measured")
     if not done.executed:
         out.print(
             f"             {done.apart_s * 1e3:,.1f} ms ({done.apart_error:+.1%}) if exchanges on a port passed each "
@@ -268,7 +274,8 @@ def _render(done: Emulated, out: Console) -> None:
         )
     what = "rounds' means of a step" if done.prediction.round is not None else "steps"
     out.print(
-        f"  measured   {done.step_time_s * 1e3:,.1f} ms, median of {len(done.steps_s)} {what} "
+        f"  measured   {done.step_time_s * 1e3:,.1f} ms, {'median' if done.same_steps_s is None else 'mean'} of "
+        f"{len(done.steps_s)} {what} "
         f"({low * 1e3:,.1f} to {high * 1e3:,.1f})"
     )
     if done.executed:

@@ -165,6 +165,19 @@ def clients(prediction: Prediction) -> list[tuple[str, str, str]]:
     ]
 
 
+def stragglers(prediction: Prediction) -> list[tuple[str, str, str]]:
+    """(what, value, note) of steps whose compute varies; empty where it does not."""
+    s = prediction.stragglers
+    if s is None:
+        return []
+    spread = f"80% between {seconds(s.p10_s)} and {seconds(s.p90_s)}"
+    return [
+        ("a step", seconds(s.mean_s), f"{s.mean_s / s.even_s - 1:+.1%} of one in which nothing varies; {spread}"),
+        ("a replica's own", seconds(s.own_s), "in the mean, were it waiting for nobody"),
+        ("waiting", seconds(s.waits_s), f"{s.waits_s / s.mean_s:.1%} of a step, for slower replicas"),
+    ]
+
+
 def batches(prediction: Prediction) -> list[tuple[str, str, str]]:
     """(what, value, note) of how steps differ between drawn batches; empty where sequences are whole."""
     b = prediction.batches

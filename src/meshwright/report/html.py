@@ -74,8 +74,11 @@ def _time(prediction: Prediction) -> dict[str, Any]:
     return {
         "waterfall": charts.waterfall(prediction),
         "sensitivities": charts.sensitivities(prediction),
-        "batches": facts.batches(prediction),
-        "pools": facts.pools(prediction),
+        "beside": [
+            ("Pools", facts.pools(prediction)),
+            ("Over drawn batches", facts.batches(prediction)),
+            ("Ranks that vary", facts.stragglers(prediction)),
+        ],
     }
 
 

@@ -28,6 +28,7 @@ def render(prediction: Prediction, console: Console) -> None:
             _waterfall,
             _pools,
             _batches,
+            _stragglers,
             _clients,
             _memory,
             _sensitivities,
@@ -104,6 +105,13 @@ def _clients(prediction: Prediction, page: Page) -> None:
     lines = facts.clients(prediction)
     if lines:
         page.title("Clients of the server")
+        page.rows([(Text(what), Text(value), Text(note, "dim")) for what, value, note in lines])
+
+
+def _stragglers(prediction: Prediction, page: Page) -> None:
+    lines = facts.stragglers(prediction)
+    if lines:
+        page.title("Ranks that vary")
         page.rows([(Text(what), Text(value), Text(note, "dim")) for what, value, note in lines])
 
 

@@ -6,6 +6,9 @@ of them. A collective is as slow as the slowest link of a ring over its members.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -22,23 +25,41 @@ from meshwright.simulate.simulated import Simulated
 from meshwright.world.slow import SlowStep
 
 
+class SlicesApart(NamedTuple):
+    """The step of a plan with its data-parallel slices in classes of their own, priced, and the real ranks of every
+    class and pipeline rank."""
+
+    lowered: Lowered
+    priced: Priced
+    ranks: dict[tuple[int, int], list[int]]
+
+
+def apart(run: Simulated, costs: Costs, members: Sequence[tuple[int, ...]] = ()) -> SlicesApart:
+    """The step of a simulated plan, with slices in classes of these `members` (indices along dp), () for each alone.
+
+    Raises:
+        MeshwrightError: O006 for plans whose steps are not told apart by ranks.
+    """
+    lowered = run.lowered
+    if lowered.several:
+        raise MeshwrightError.one("O006", "slow ranks are not simulated in a plan of several pools", place="--world")
+    plan, stages = lowered.plan, lowered.stages
+    members = tuple(members) or tuple((d,) for d in range(plan.layout.dp))
+    mesh = Mesh(plan, lowered.mesh.cluster, apart=members)
+    unfolded = Stages(plan, stages.model, stages.train, mesh, stages.known, stages.batch)
+    found = bind(structured(unfolded, run.schedule_params or None, {}), unfolded, costs.framework.defaults.bucket_bytes)
+    return SlicesApart(found, Pricer(costs).all(found.programs), _ranks(plan.layout, members))
+
+
 def slowed(run: Simulated, costs: Costs, slow: SlowStep) -> Simulated:
     """The step of a simulated plan, whose ranks are alike, when some of them and some links are slow.
 
     Raises:
         MeshwrightError: O006 for ranks that there are not, and for plans whose steps are not told apart by ranks.
     """
-    lowered = run.lowered
-    if lowered.several or run.round is not None:
-        what = "a plan of several pools" if lowered.several else "replicas that take steps of their own"
-        raise MeshwrightError.one("O006", f"slow ranks are not simulated in {what}", place="--world")
-    plan, stages = lowered.plan, lowered.stages
-    mesh = Mesh(plan, lowered.mesh.cluster, apart=tuple((d,) for d in range(plan.layout.dp)))
-    apart = Stages(plan, stages.model, stages.train, mesh, stages.known, stages.batch)
-    found = bind(structured(apart, run.schedule_params or None, {}), apart, costs.framework.defaults.bucket_bytes)
-    priced = Pricer(costs).all(found.programs)
-    ranks = _ranks(plan.layout)
-    factor = _factors(found.graph, ranks, slow, plan.layout.num_ranks)
+    plan = run.lowered.plan
+    found, priced, ranks = apart(run, costs)
+    factor = factors(found.graph, ranks, slow, plan.layout.num_ranks)
     keyed, back = np.unique(np.stack((found.graph.cost_key, factor)), axis=1, return_inverse=True)
     keys, times = keyed[0].astype(np.int64), keyed[1]
     graph = msgspec.structs.replace(
@@ -59,16 +80,17 @@ def slowed(run: Simulated, costs: Costs, slow: SlowStep) -> Simulated:
     return msgspec.structs.replace(out, step_sigma=run.step_sigma, fitted=run.fitted)
 
 
-def _ranks(layout) -> dict[tuple[int, int], list[int]]:
-    """The real ranks of every replica and pipeline rank."""
+def _ranks(layout, members: Sequence[tuple[int, ...]]) -> dict[tuple[int, int], list[int]]:
+    """The real ranks of every class of slices and pipeline rank."""
     found: dict[tuple[int, int], list[int]] = {}
+    class_of = {d: number for number, some in enumerate(members) for d in some}
     for rank in range(layout.num_ranks):
-        place = (rank // layout.stride("dp") % layout.dp, rank // layout.stride("pp") % layout.pp)
+        place = (class_of[rank // layout.stride("dp") % layout.dp], rank // layout.stride("pp") % layout.pp)
         found.setdefault(place, []).append(rank)
     return found
 
 
-def _factors(graph: TaskGraph, ranks: dict, slow: SlowStep, num_ranks: int) -> NDArray[np.float64]:
+def factors(graph: TaskGraph, ranks: dict, slow: SlowStep, num_ranks: int) -> NDArray[np.float64]:
     """Times that every task takes over what it would [tasks]."""
     computing = slow.computing(num_ranks)
     classes = [ranks[max(one.slice, 0), one.stage] for one in graph.streams.ranks]

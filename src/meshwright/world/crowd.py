@@ -52,6 +52,26 @@ class Slowness(NamedTuple):
                 value = b if rng.random() < a else 1.0
         return min(MOST, max(LEAST, value))
 
+    def draws(self, rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
+        """Factors [rows, columns], row by row from one generator: more rows leave the first as they are. Listed factors
+        are those of a row, one after the other."""
+        a, b = (*self.numbers, 0.0)[:2]
+        size = (rows, columns)
+        match self.kind:
+            case "listed":
+                found = np.resize(self.numbers, rows)[:, None] * np.ones(size)
+            case "lognormal":
+                found = np.exp(rng.normal(0.0, a, size))
+            case "normal":
+                found = rng.normal(1.0, a, size)
+            case "exp":
+                found = 1.0 + rng.exponential(a, size)
+            case "uniform":
+                found = rng.uniform(a, b, size)
+            case _:
+                found = np.where(rng.random(size) < a, b, 1.0)
+        return np.clip(found, LEAST, MOST)
+
     @property
     def text(self) -> str:
         """The words that :func:`factors` reads."""
@@ -94,6 +114,11 @@ class Crowd(msgspec.Struct, frozen=True, kw_only=True):
     drop: float = 0.0
     skew: float = 0.0
     seed: int = 0
+
+    @property
+    def wavers_alone(self) -> bool:
+        """Whether nothing but the jitter of steps is said, which replicas without a server have too."""
+        return self.jitter != ALIKE and (self.speeds, self.links, self.drop, self.skew) == (ALIKE, ALIKE, 0.0, 0.0)
 
     def slowdown(self, client: int, task: int) -> float:
         """Times that a step of a client's task takes, over its device's own."""

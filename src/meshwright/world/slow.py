@@ -49,6 +49,12 @@ class SlowStep(msgspec.Struct, frozen=True, kw_only=True):
             out[one.ranks[0]] *= one.factor
         return out
 
+    def varying(self, jitter: Slowness, num_ranks: int, num_steps: int) -> np.ndarray:
+        """Times that the passes of each rank take in each step [steps, ranks], where they vary from step to step too;
+        more steps leave the first as they are."""
+        drawn = jitter.draws(np.random.default_rng((self.seed, 6)), num_steps, num_ranks)
+        return drawn * self.computing(num_ranks)
+
     def sending(self, source: int, target: int) -> float:
         """Times that messages from one rank to another take: those of the slowest that they pass."""
         pair = {source, target}

@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
-from meshwright.world.crowd import WANTED, Crowd, factors
+from meshwright.world.crowd import WANTED, Crowd, Slowness, factors
 from meshwright.world.slow import WORDS as SLOW
 from meshwright.world.slow import SlowStep, value_of
 
@@ -72,6 +72,12 @@ class JobWorld(msgspec.Struct, frozen=True, kw_only=True):
     recovery: str = "checkpoint"
     saving: str = "blocking"
     of_job: bool = True
+
+    @property
+    def jitter(self) -> Slowness | None:
+        """How the steps of replicas vary that are no clients of a server; None where nothing says so, or more is said
+        that only clients have."""
+        return self.clients.jitter if self.clients is not None and self.clients.wavers_alone else None
 
 
 def read(text: str, *, base: Path = Path(), place: str = "--world") -> JobWorld:

@@ -14,8 +14,11 @@ from functools import partial
 from statistics import fmean
 
 import msgspec
+import numpy as np
 
 from meshwright.answer.predict import predict
+from meshwright.answer.prediction import Prediction
+from meshwright.cost import Costs
 from meshwright.errors import MeshwrightError
 from meshwright.lower.program import Site
 from meshwright.plan import Plan
@@ -28,11 +31,15 @@ from meshwright.run.environment import num_cores
 from meshwright.simulate.price import Pricer
 from meshwright.simulate.simulated import Simulated
 from meshwright.simulate.step import simulate
+from meshwright.simulate.stragglers import straggling
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 from meshwright.sync.policy import read
 from meshwright.timeline import unpack
+from meshwright.world.crowd import ALIKE
+from meshwright.world.slow import SlowStep
+from meshwright.world.trace import JobWorld
 
 #: Axes that the executor's passes exchange on, whose passes are not slept whole.
 AXES = ("tp", "cp", "pp")
@@ -89,8 +96,10 @@ def emulate(
     scale: float | None = None,
     ranks_per_host: int = 1,
     begun: Callable[[], None] = lambda: None,
+    world: JobWorld | None = None,
 ) -> Emulated:
-    """Execute the steps of `plan` on emulated hosts, as :func:`meshwright.run.emulate.measure.emulate` runs a script.
+    """Execute the steps of `plan` on emulated hosts, as :func:`meshwright.run.emulate.measure.emulate` runs a script;
+    in a `world` its ranks compute at paces of their own.
 
     Raises:
         MeshwrightError: every violation of the plan; U001 when this machine cannot emulate, U002 when it failed, U003
@@ -102,7 +111,7 @@ def emulate(
     num_hosts = plan.layout.num_ranks // ranks_per_host
     with Hosts(num_hosts, rate_bits_s, ranks_per_host, delay_s=delay_s, patient=True) as hosts:
         begun()
-        return executed(hosts, calibrate(hosts), model, cluster, train, plan, repeats=repeats, scale=scale)
+        return executed(hosts, calibrate(hosts), model, cluster, train, plan, repeats=repeats, scale=scale, world=world)
 
 
 def executed(
@@ -116,6 +125,7 @@ def executed(
     repeats: int = 5,
     scale: float | None = None,
     compute_s: float = COMPUTE_S,
+    world: JobWorld | None = None,
 ) -> Emulated:
     """Predict and execute a legal plan on hosts that are there and measured. A repeat is a round, where replicas take
     steps of their own; its steps count as their mean."""
@@ -130,12 +140,15 @@ def executed(
     every = max(1, read(plan.sync.policy).when)
     warmup = -(-WARMUP_STEPS // every) * every
     identity = predict(model, target, train, plan, costs=costs, detail=False).timeline.identity
-    job = SleptJob(model, plan, train, passes, warmup, repeats * every, identity)
+    num_steps, ranks = repeats * every, plan.layout.num_ranks
+    paces = () if world is None else tuple(map(tuple, _paces(world, ranks, warmup + num_steps).T.tolist()))
+    job = SleptJob(model, plan, train, passes, warmup, num_steps, identity, paces)
     enter = partial(hosts.enter, preferred=True)
-    done = launch.start(steps, job, num_ranks=plan.layout.num_ranks, device="cpu", enter=enter)
-    crowd = max(1.0, plan.layout.num_ranks / num_cores())
+    done = launch.start(steps, job, num_ranks=ranks, device="cpu", enter=enter)
+    crowd = max(1.0, ranks / num_cores())
     told = emulated_costs(cluster, links, scale, executed=True, outside_s=done["busy_s"] * crowd)
-    prediction = predict(model, target, train, plan, costs=told, detail=False)
+    prediction = predict(model, target, train, plan, costs=told, detail=False, world=world)
+    same_s = None if world is None else _same_steps_s(prediction, told, world, (warmup, warmup + num_steps))
     seconds = done["step_s"]
     rounds = tuple(fmean(seconds[i : i + every]) for i in range(0, len(seconds), every))
     timeline = unpack(b64decode(done["timeline"]))
@@ -151,9 +164,22 @@ def executed(
         timeline=msgspec.structs.replace(timeline, identity=msgspec.structs.replace(identity, source="measured")),
         shaped_by=hosts.shaped_by,
         executed=True,
+        same_steps_s=same_s,
         sent_bytes=done["sent"] / len(seconds),
         outside_s=done["busy_s"] * crowd,
     )
+
+
+def _paces(world: JobWorld, num_ranks: int, num_steps: int) -> np.ndarray:
+    """Times that the passes of every rank take in every step [steps, ranks]."""
+    return (world.slow or SlowStep(seed=world.seed)).varying(world.jitter or ALIKE, num_ranks, num_steps)
+
+
+def _same_steps_s(prediction: Prediction, costs: Costs, world: JobWorld, among: tuple[int, int]) -> float:
+    """Seconds of a step, predicted for the paces that the measured steps had."""
+    run = simulate(prediction.plan, prediction.model, prediction.cluster, prediction.train, costs)
+    slow = world.slow or SlowStep(seed=world.seed)
+    return straggling(run, costs, slow, world.jitter or ALIKE, among).mean_s
 
 
 def _passes(run: Simulated, pricer: Pricer) -> SleptPasses:

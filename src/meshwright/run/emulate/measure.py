@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from statistics import median, quantiles
+from statistics import fmean, median, quantiles
 from typing import NamedTuple
 
 import msgspec
@@ -51,7 +51,8 @@ class Emulated(msgspec.Struct, frozen=True, kw_only=True):
 
     Of steps that were ``executed`` (:mod:`meshwright.run.emulate.executed`) ``steps_s`` are the means of whole rounds,
     ``sent_bytes`` those of a rank's link in a step, headers included, and ``outside_s`` what a rank computed in a step
-    beside its passes.
+    beside its passes. ``same_steps_s``: a step predicted for the paces that ranks had in the measured ones, where these
+    vary; the prediction is the mean over many.
     """
 
     prediction: Prediction
@@ -67,10 +68,12 @@ class Emulated(msgspec.Struct, frozen=True, kw_only=True):
     executed: bool = False
     sent_bytes: float = 0.0
     outside_s: float = 0.0
+    same_steps_s: float | None = None
 
     @property
     def step_time_s(self) -> float:
-        return median(self.steps_s)
+        """The median of the measured steps, or where ranks vary from step to step their mean."""
+        return median(self.steps_s) if self.same_steps_s is None else fmean(self.steps_s)
 
     @property
     def spread_s(self) -> tuple[float, float]:
@@ -79,8 +82,8 @@ class Emulated(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def error(self) -> float:
-        """(predicted - measured) / measured."""
-        return self.prediction.step_time_s / self.step_time_s - 1
+        """(predicted - measured) / measured, of the same paces where ranks vary."""
+        return (self.same_steps_s or self.prediction.step_time_s) / self.step_time_s - 1
 
     @property
     def apart_error(self) -> float:

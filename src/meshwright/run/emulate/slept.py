@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from base64 import b64encode
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -43,7 +44,8 @@ class SleptPasses(NamedTuple):
 
 
 class SleptJob(NamedTuple):
-    """Steps as every rank is told them: after ``warmup`` steps ``steps`` are timed."""
+    """Steps as every rank is told them: after ``warmup`` steps ``steps`` are timed. ``paces`` are the factors of the
+    passes of every rank in each of them, where ranks are not alike."""
 
     model: Model
     plan: Plan
@@ -52,17 +54,18 @@ class SleptJob(NamedTuple):
     warmup: int
     steps: int
     identity: Identity
+    paces: tuple[tuple[float, ...], ...] = ()
 
 
 class _Device:
-    """A device that does one thing after the other, by the host's clock."""
+    """A device that does one thing after the other, by the host's clock, and takes ``pace`` times as long for it."""
 
     def __init__(self) -> None:
-        self.free = 0.0
+        self.free, self.pace = 0.0, 1.0
 
     def run(self, seconds: float) -> None:
         now = time.monotonic()
-        self.free = max(self.free, now - AHEAD_S) + seconds
+        self.free = max(self.free, now - AHEAD_S) + seconds * self.pace
         time.sleep(max(0.0, self.free - now))
 
 
@@ -105,8 +108,8 @@ class _Slept:
         return _Pass.apply(x, self)
 
 
-def sleep_passes(trainer: Trainer, passes: SleptPasses) -> None:
-    """Have the modules of a trainer's one stage sleep."""
+def sleep_passes(trainer: Trainer, passes: SleptPasses, pace: Iterable[float] = ()) -> None:
+    """Have the modules of a trainer's one stage sleep, in each step as many times as long as the next `pace` says."""
     (stage,) = trainer.stages.values()
     modules = [stage.embedding, *stage.layers, stage.head]
     device, seen = _Device(), set()
@@ -115,6 +118,13 @@ def sleep_passes(trainer: Trainer, passes: SleptPasses) -> None:
         seen |= set(own)
         slept = _Slept(device, forward_s, backward_s, own)
         module.forward = slept.begin if module is stage.embedding else slept
+    run, paces = trainer.pipeline.run, iter(pace)
+
+    def paced(some: Any) -> torch.Tensor:
+        device.pace = next(paces, 1.0)
+        return run(some)
+
+    trainer.pipeline.run = paced
 
 
 def steps(world: World, job: SleptJob) -> dict[str, Any]:
@@ -126,7 +136,7 @@ def steps(world: World, job: SleptJob) -> dict[str, Any]:
     """
     mesh = build(job.plan)
     trainer = Trainer(job.model, job.plan, job.train, mesh, settings=Settings())
-    sleep_passes(trainer, job.passes)
+    sleep_passes(trainer, job.passes, job.paces[mesh.rank] if job.paces else ())
     rows = job.train.global_batch // job.plan.layout.dp
     batch = Batch(torch.zeros(rows, job.train.seq_len + 1, dtype=torch.int64), None)
     busy = _busy_s(trainer, batch, job.warmup)
