@@ -236,6 +236,25 @@ class TierCopy(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     saved: bool = False
 
 
+class HostProduct(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
+    """Some columns of a product that the host's processors compute where the weights lie, which they read at ``gb_s``
+    (1e9 bytes/s) and multiply at ``flops_s`` operations a second."""
+
+    product: Gemm
+    gb_s: float
+    flops_s: float
+
+    @property
+    def flops(self) -> float:
+        return self.product.flops
+
+    @property
+    def seconds(self) -> float:
+        """Until the weights are read or the operations done, whichever takes longer."""
+        read = self.product.k * self.product.n * weight_bytes(self.product) / (self.gb_s * 1e9)
+        return max(read, self.flops / self.flops_s)
+
+
 class Scan(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """One sequence-mixing kernel whose state has a fixed size, over ``batch`` sequences of ``seq_len`` tokens.
 
@@ -310,6 +329,7 @@ Work = (
     | Collective
     | Staging
     | TierCopy
+    | HostProduct
 )
 
 

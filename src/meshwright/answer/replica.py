@@ -100,7 +100,9 @@ def built(
         if times is not None:
             table = published.table(times, **most)
     if table is None:
-        table = paced(priced(forward, device, costs, **most, split=split), profile)
+        table = priced(forward, device, costs, **most, split=split)
+        if not one.serving.divides:  # the host and its link are no faster in an engine
+            table = paced(table, profile)
         if tables is not None:
             tables[key] = table
     node = cluster.islands[0].node
@@ -163,7 +165,10 @@ def wanted_s(serve: Serve) -> tuple[float, ...]:
 
 def streaming(host: HostTimes, forward: Forward, cluster: Cluster) -> HostTimes:
     """Return the host's times where layers' weights come from elsewhere: an iteration takes at least as long as they
-    do, over the rank's part of its host's drives, its own link to the host, or a neighbour's port."""
+    do, over the rank's part of its host's drives, its own link to the host, or a neighbour's port. Where the host
+    computes with some of them its kernels are no graph of the device's, and what comes is counted with the products."""
+    if forward.plan.serving.divides:
+        return msgspec.structs.replace(host, graph_tokens=0)
     source, node = forward.plan.serving.stream, cluster.islands[0].node
     if not source:
         return host

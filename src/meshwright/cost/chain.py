@@ -20,6 +20,7 @@ from meshwright.work import (
     Elementwise,
     Gemm,
     GroupedGemm,
+    HostProduct,
     Scan,
     Staging,
     TierCopy,
@@ -266,6 +267,8 @@ def roofline_estimate(work: Work, device: Device) -> Estimate:
         case TierCopy():
             seconds = work.latency_us * 1e-6 + work.num_bytes / (work.gb_s * 1e9)
             return Estimate(seconds, "network", "roofline", TRANSFER_SIGMA)
+        case HostProduct():
+            return Estimate(work.seconds, "gemm", "roofline", ROOFLINE_SIGMA["gemm"])
 
 
 def _estimate(seconds: float, cause: str) -> Estimate:

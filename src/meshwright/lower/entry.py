@@ -11,6 +11,8 @@ from meshwright.work import Work
 #: Roles of entries that rewrites look for: a collective that may be cut with the product next to it, such a product, a
 #: weight gradient with the gather of its input, and the first kernel behind a collective, which adds or reads its sum.
 JOINS, PRODUCT, WEIGHT, LANDS = "joins", "product", "weight", "lands"
+#: The role of an entry that is none of a plain pass: it moves what others compute to where it is read.
+MOVES = "moves"
 #: Layers in a row that are simulated where one waits for parts of the one before: the last of them is the steady state.
 ROW = 3
 

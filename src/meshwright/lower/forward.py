@@ -21,8 +21,10 @@ from meshwright.lower.layer import program
 from meshwright.lower.partition import stage_layers
 from meshwright.lower.place import Mesh
 from meshwright.lower.rewrites import rewritten
+from meshwright.lower.rewrites.divide import HostRates, divided
 from meshwright.lower.served_experts import Spread
 from meshwright.lower.served_mixing import MIXED, Mixing, entries, kept_bytes, mixings, prefix_once
+from meshwright.lower.tier_sizes import COPY_US
 from meshwright.plan import Memory, Plan
 from meshwright.spec.architecture import EMBEDDING, HEAD
 from meshwright.spec.ends import Embedding, Head
@@ -88,6 +90,26 @@ class Forward:
             ep_outer=none,
             etp_group=none,
         )
+
+    @property
+    def resident(self) -> float:
+        """The share of the layers that lie on the device, where others are divided between it and the host; 1 where
+        none are."""
+        serving = self.plan.serving
+        return serving.resident / self.model.num_layers if serving.divides else 1.0
+
+    def divided(self, kind: int, tokens: int) -> list[Entry]:
+        """Return the operators of a layer on so many tokens whose products are divided between device and host."""
+        found, layout = self.tokenwise(kind, tokens), self.plan.layout
+        node = self.mesh.cluster.islands[0].node
+        ranks = min(node.devices, layout.num_ranks)
+        rates = HostRates(
+            copy_gb_s=node.copies_gb_s,
+            read_gb_s=node.read_gb_s / ranks,
+            flops=node.product_flops / ranks,
+            latency_us=COPY_US,
+        )
+        return divided(found, (len(found) - 1,), self.plan.serving.host_share, rates)
 
     def tokenwise(self, kind: int, tokens: int, most: int = 0) -> list[Entry]:
         """Return the operators of a layer on so many tokens, in order, without what mixes them. `most` of them are of

@@ -321,10 +321,14 @@ def _tokenwise(
     parts, spread, drain = np.zeros(len(PRICED)), np.zeros(len(PRICED)), 0.0
     kinds = [(EMBEDDING, 1), *enumerate(forward.model.layers_by_kind)]
     for kind, count in kinds:
-        found = cost(forward.tokenwise(kind, int(tokens), most), "F", device, costs)
-        parts += found.parts * count
-        spread += found.spread * count
-        drain = max(drain, found.drain)
+        here = 1.0 if kind == EMBEDDING else forward.resident
+        ways = [(forward.tokenwise(kind, int(tokens), most), here)] if here else []
+        ways += [(forward.divided(kind, int(tokens)), 1.0 - here)] if here < 1.0 else []
+        for entries, share in ways:
+            found = cost(entries, "F", device, costs)
+            parts += found.parts * count * share
+            spread += found.spread * count * share
+            drain = max(drain, found.drain)
     parts[CAUSE["tp"]] += drain  # what nothing hides behind the last layer
     message = forward.send(int(tokens))
     if message is not None:

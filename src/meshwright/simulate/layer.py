@@ -69,6 +69,15 @@ def estimates_of(entries: list[Entry], device: Device, costs: Costs, lag: float 
 LOOPED_CALL_US = 5.0
 
 
+#: Queues of what moves between device and host inside a layer, or is computed by the host.
+MOVING = ("h2d", "d2h", "copy", "host")
+
+
+def _waited(queue: str) -> int:
+    """The cause of waiting for what is on a queue."""
+    return CAUSE["offload" if queue in MOVING else queue]
+
+
 def _issue_us(work: Work, costs: Costs, per_kernel: float) -> float:
     """CPU time to issue a work item's kernels: a grouped product is one operator of the framework that calls cuBLAS for
     every expert in a loop (Transformer Engine's GroupedLinear)."""
@@ -128,7 +137,7 @@ def cost(entries: Sequence[Entry], which: str, device: Device, costs: Costs, lag
             late = max((a for a in after if entries[a].queue != "compute"), key=lambda a: ended[a], default=None)
             if late is None:
                 late = next((a for a in before if entries[a].queue != "compute"), None)
-            parts[CAUSE[entries[late].queue if late is not None else "tp"]] += gap
+            parts[_waited(entries[late].queue if late is not None else "tp")] += gap
         cause = CAUSE["recompute" if again else estimate.cause]
         parts[cause] += estimate.seconds
         apart = framework.passes_sigma if isinstance(work, Elementwise) and not work.fused else 0.0
@@ -136,7 +145,7 @@ def cost(entries: Sequence[Entry], which: str, device: Device, costs: Costs, lag
         clock = end[position]
     total, drain = max(end), 0.0
     if total > clock and all(counts):
-        parts[CAUSE[entries[ended.index(total)].queue]] += total - clock
+        parts[_waited(entries[ended.index(total)].queue)] += total - clock
     elif not all(counts):
         # so many layers in a row take more than as often the steady state: what nothing hides, less what the first
         # layer has no layer before it to wait for
@@ -154,6 +163,9 @@ def cost(entries: Sequence[Entry], which: str, device: Device, costs: Costs, lag
         else:
             parts[CAUSE[queue]] += _slowed(queue, entries, estimates, (start, end), entry_of, begin, device)
         spread[CAUSE[queue]] = parts[CAUSE[queue]] * max(estimate.sigma for estimate in mine)
+    moved = [estimate.sigma for entry, estimate in zip(entries, estimates) if entry.queue in MOVING]
+    if moved:
+        spread[CAUSE["offload"]] = parts[CAUSE["offload"]] * max(moved)
     total = float(np.sum(parts))
     stalled = sum(e.name == SORTED for e in entries) * framework.host_us_per_dispatch * 1e-6
     if device.synchronous:

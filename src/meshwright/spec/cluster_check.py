@@ -30,6 +30,12 @@ LIMITS: dict[str, tuple[float, str, float, str]] = {
     "nvme_gb_s": (0.01, "GB/s (1e9 bytes/s) are expected", 1e4, "this looks like MB/s or bytes/s"),
     "nvme_write_gb_s": (0.01, "GB/s (1e9 bytes/s) are expected", 1e4, "this looks like MB/s or bytes/s"),
     "copy_gb_s": (0.1, "GB/s (1e9 bytes/s) are expected", 1e4, "this looks like MB/s or bytes/s"),
+    "host_tflops": (
+        1e-3,
+        "TFLOP/s (1e12 operations/s) are expected",
+        1e5,
+        "this looks like GFLOP/s or FLOP/s",
+    ),
     "host_memory_gb_s": (1, "GB/s (1e9 bytes/s) are expected", 1e5, "this looks like MB/s or bytes/s"),
     "nic_gbit_s": (
         0.5,
@@ -53,6 +59,7 @@ MAY_BE_ZERO = (
     "nvme_write_gb_s",
     "copy_gb_s",
     "host_memory_gb_s",
+    "host_tflops",
     "nvme_bytes",
     "power_w",
     "latency_us",

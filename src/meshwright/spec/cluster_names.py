@@ -37,7 +37,7 @@ TIMES = str.maketrans(dict.fromkeys("×✕✖⨯*хХX", "x"))
 #: How the source of a network begins that nobody said.
 ASSUMED = "assumed, no network is said"
 #: Memory and drives of a host, which its own cores have whole.
-OF_HOST = ("host_memory_bytes", "host_memory_gb_s", "nvme_gb_s", "nvme_write_gb_s", "nvme_bytes")
+OF_HOST = ("host_memory_bytes", "host_memory_gb_s", "host_tflops", "nvme_gb_s", "nvme_write_gb_s", "nvme_bytes")
 #: Digits of a count that are read; with more it is far beyond any cluster, whatever they are.
 READ_DIGITS = 12
 
@@ -306,6 +306,7 @@ def share_of_node(node: Node, devices: int, *, whole: bool = False) -> Node:
         host_memory_bytes=round(node.host_memory_bytes * part),
         cpus=round(node.cpus * part),
         host_memory_gb_s=node.host_memory_gb_s * part,
+        host_tflops=node.host_tflops * part,
         nvme_gb_s=node.nvme_gb_s * part,
         nvme_write_gb_s=node.nvme_write_gb_s * part,
         nvme_bytes=round(node.nvme_bytes * part),

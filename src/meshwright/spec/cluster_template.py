@@ -58,6 +58,7 @@ MEANING: dict[type, dict[str, str]] = {
         "power_w": "what the host draws under load besides its devices",
         "copy_gb_s": "measured copies between one device and host memory; 0: 82% of pcie_gb_s",
         "host_memory_gb_s": "peak of the host's memory, all sockets; 0: 409.6 is assumed",
+        "host_tflops": "peak of the host's processors in products, 1e12 operations/s; 0: 0.08 for each of cpus",
         "nvme_write_gb_s": "sequential write of all local drives together; 0: as fast as they are read",
     },
 }

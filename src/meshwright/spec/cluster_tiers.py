@@ -1,6 +1,7 @@
 """Words for the tiers of memory behind a node's devices: ``host=1.5tb@200,copy=3,nvme=28tb@25/20``.
 
-``host`` is the memory of one node and, behind an ``@``, its bandwidth in GB/s; ``copy`` what copies between one device
+``host`` is the memory of one node and, behind an ``@``, its bandwidth in GB/s and, behind a slash, what the node's
+processors reach at most in products, in TFLOP/s; ``copy`` what copies between one device
 and that memory reach per direction; ``nvme`` the node's drives, the rate at which they are read, and behind a slash
 that at which they are written.
 """
@@ -21,10 +22,12 @@ _SIZE = re.compile(rf"({_RATE})({'|'.join(_UNITS)})(?:@({_RATE})(?:/({_RATE}))?)
 
 
 class Tiers(msgspec.Struct, frozen=True, kw_only=True):
-    """Tiers of a node as words say them: bytes, and rates in GB/s, 0 where no word says one; ``said`` are the words."""
+    """Tiers of a node as words say them: bytes, rates in GB/s, and TFLOP/s of its processors, 0 where no word says one;
+    ``said`` are the words."""
 
     host_bytes: int = 0
     host_gb_s: float = 0.0
+    host_tflops: float = 0.0
     copy_gb_s: float = 0.0
     nvme_bytes: int = 0
     nvme_gb_s: float = 0.0
@@ -36,6 +39,7 @@ class Tiers(msgspec.Struct, frozen=True, kw_only=True):
         values = {
             "host_memory_bytes": self.host_bytes,
             "host_memory_gb_s": self.host_gb_s,
+            "host_tflops": self.host_tflops,
             "copy_gb_s": self.copy_gb_s,
             "nvme_bytes": self.nvme_bytes,
             "nvme_gb_s": self.nvme_gb_s,
@@ -55,7 +59,7 @@ def read(key: str, text: str) -> tuple[float, ...] | None:
     if key == "copy":
         return (float(text),) if re.fullmatch(_RATE, text) and 0.1 <= float(text) <= 1e4 else None
     match = _SIZE.fullmatch(text)
-    if match is None or (key == "host" and match[4]):
+    if match is None:
         return None
     size, rate, second = float(match[1]) * _UNITS[match[2]], float(match[3] or 0), float(match[4] or 0)
     fits = 1e8 <= size <= 1e16 and all(one == 0 or 0.01 <= one <= 1e5 for one in (rate, second))
@@ -68,6 +72,7 @@ def said(words: dict[str, tuple[float, ...]]) -> Tiers:
     return Tiers(
         host_bytes=round(host[0]),
         host_gb_s=host[1],
+        host_tflops=host[2],
         copy_gb_s=words.get("copy", (0.0,))[0],
         nvme_bytes=round(nvme[0]),
         nvme_gb_s=nvme[1],

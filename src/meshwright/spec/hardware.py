@@ -37,6 +37,16 @@ billion parameters of 30 bytes each on two Xeon Platinum 8168, 256 GB/s (Ren et 
 unverified)."""
 
 
+READ_SHARE = 0.8
+"""Share that all cores reach of their memory's peak where they read alone: STREAM on servers of two sockets (from
+memory, not read)."""
+CORE_GFLOPS, PRODUCT_SHARE = 80.0, 0.7
+"""Peak of one core in fp32, 1e9 operations a second: two units of 256 bits that multiply and add, at 2.5 GHz (AMD EPYC
+7002 datasheet); and the share of it that large products reach (from memory, not read)."""
+USUAL_CORES = 128
+"""Cores of the host whose memory is :data:`USUAL_HOST_GB_S`, where nothing says another."""
+
+
 class Level(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One level of the tree: `arity` children joined under one parent.
 
@@ -95,6 +105,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             `USUAL_HOST_GB_S` is meant.
         nvme_gb_s: sequential read of all local drives together; 0 when the host has none.
         nvme_write_gb_s: sequential write of all of them together; 0: unknown, and as fast as they are read.
+        host_tflops: peak of the host's processors in products, all sockets together, 1e12 operations/s; 0: unknown, and
+            `CORE_GFLOPS` of each of `cpus` is meant.
         power_w: what the host draws under load besides its devices' own power.
     """
 
@@ -111,6 +123,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     copy_gb_s: float = 0.0
     host_memory_gb_s: float = 0.0
     nvme_write_gb_s: float = 0.0
+    host_tflops: float = 0.0
 
     @property
     def copies_gb_s(self) -> float:
@@ -121,6 +134,16 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def streamed_gb_s(self) -> float:
         """The host's memory as its cores update state in it, in 1e9 bytes/s."""
         return STREAM_SHARE * (self.host_memory_gb_s or USUAL_HOST_GB_S)
+
+    @property
+    def read_gb_s(self) -> float:
+        """The host's memory as its cores read it, in 1e9 bytes/s."""
+        return READ_SHARE * (self.host_memory_gb_s or USUAL_HOST_GB_S)
+
+    @property
+    def product_flops(self) -> float:
+        """Operations a second of large products on all cores of the host."""
+        return PRODUCT_SHARE * (self.host_tflops * 1e12 or (self.cpus or USUAL_CORES) * CORE_GFLOPS * 1e9)
 
     @property
     def writes_gb_s(self) -> float:

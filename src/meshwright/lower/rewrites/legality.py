@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from meshwright.errors import MeshwrightError
-from meshwright.lower.entry import Entry, Origin
+from meshwright.lower.entry import MOVES, Entry, Origin
 
 #: Layers in a row: what one reads of the one before, and a rewrite lets lie over two borders.
 LAYERS = 5
@@ -57,7 +57,11 @@ def proof(plain: Sequence[Entry], ends: tuple[int, ...], rewritten: Sequence[Ent
 
 
 def _flow(entries: Sequence[Entry]) -> Flow:
-    return tuple([(e.queue, e.after, e.late, e.origins or (Origin(i),)) for i, e in enumerate(entries)])
+    return tuple([(e.queue, e.after, e.late, _origins(i, e)) for i, e in enumerate(entries)])
+
+
+def _origins(i: int, entry: Entry) -> tuple[Origin, ...]:
+    return () if entry.role == MOVES else entry.origins or (Origin(i),)
 
 
 @lru_cache(maxsize=256)

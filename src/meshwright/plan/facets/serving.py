@@ -3,13 +3,14 @@ and scores lie, how sums travel, and weights that come from elsewhere layer by l
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from meshwright.errors import Diagnostic
-from meshwright.plan.facet import EXCHANGE, KEYED, LAYER, NUMBERED, Facet, Field, count, names, wrong, yes_no
+from meshwright.plan.facet import EXCHANGE, KEYED, LAYER, NUMBERED, Facet, Field, Form, count, names, wrong, yes_no
 
 if TYPE_CHECKING:
     from meshwright.plan.record import Plan
@@ -24,6 +25,8 @@ SUMS = ("usual", "star")
 PREFIXES = ("each", "once")
 REORDERED = ("aligned", "gathered")
 SOURCES = ("host", "disk", "peer")
+#: No share of the host, and the one for which both take equally long.
+NONE, AUTO = "none", "auto"
 
 
 class ServingPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +51,9 @@ class ServingPlan(msgspec.Struct, frozen=True, kw_only=True):
             computed (TPI-LLM; EnergonAI, 2209.02341); "" = they stay.
         slots: layers that there is room for at a time, of those that come.
         resident: layers of a stage that stay all the same.
+        host_share: the share of the columns of every product that the host's processors compute where weights lie,
+            while the others come to the device (HeteGen, 2403.01164): a number between 0 and 1, or ``auto``: as many
+            as take the processors as long as the others on their way, or ``none``.
         streams: so many learned variants of every token pass the same weights at once and are joined at the end
             (ParScale, 2505.10475).
     """
@@ -62,7 +68,13 @@ class ServingPlan(msgspec.Struct, frozen=True, kw_only=True):
     stream: str = ""
     slots: int = 2
     resident: int = 0
+    host_share: str = NONE
     streams: int = 1
+
+    @property
+    def divides(self) -> bool:
+        """Whether products are divided between host and device."""
+        return self.host_share != NONE
 
 
 def _streamed(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
@@ -90,6 +102,33 @@ def _streamed(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Itera
     if serving.stream and serving.slots + serving.resident > fewest:
         message = f"{serving.slots} slots and {serving.resident} resident layers of {fewest} on a stage"
         yield wrong("P050", message, f"serving.slots = {serving.slots}", "drop weights_from=: all layers have room")
+
+
+def _shared_with_host(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
+    """Products that are not divided between host and device."""
+    serving = plan.serving
+    if not serving.divides:
+        return
+    place, said = f"serving.host_share = {serving.host_share}", f"host_share={serving.host_share}"
+    if serving.stream != "host":
+        message = f"{said} computes with weights where they lie, and no layer's lie in the host's memory"
+        yield wrong("P050", message, place, "say weights_from=host")
+    if model.mixtures:
+        message = f"{said} divides products by columns, and those of {model.name}'s experts are not divided so"
+        yield wrong("P050", message, place, "drop host_share=")
+    if plan.overlap.tp and plan.layout.tp > 1:
+        yield wrong("P050", f"{said} and overlap=tp both cut products", place, "leave tp out of overlap=")
+    if serving.nano > 1:
+        yield wrong("P050", f"{said} and nano{serving.nano} both overlap products", place, "drop one of them")
+
+
+def _share(text: str) -> str | None:
+    """The share of the host as it is kept: a number between 0 and 1, or a word; None for any other text."""
+    if text in (NONE, AUTO):
+        return text
+    if re.fullmatch(r"0?\.\d{1,6}", text) and 0.0 < float(text) < 1.0:
+        return f"{float(text):g}"
+    return None
 
 
 def _alone(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
@@ -209,6 +248,15 @@ FIELDS = (
         serving=True,
     ),
     Field(
+        name="host_share",
+        help="share of every product's columns that the host computes where weights lie, or auto",
+        form=Form(read=_share, wanted=f"a number between 0 and 1, or {AUTO}", kind=str, names=(NONE, AUTO)),
+        spelled=KEYED,
+        place=311,
+        decides=(LAYER,),
+        serving=True,
+    ),
+    Field(
         name="streams",
         help="learned variants of every token that pass the same weights at once",
         form=count(most=64),
@@ -223,5 +271,5 @@ FACET = Facet(
     help="how an engine computes an iteration, while serving",
     record=ServingPlan,
     fields=FIELDS,
-    rules=(_streamed, _alone),
+    rules=(_streamed, _shared_with_host, _alone),
 )
