@@ -314,8 +314,10 @@ class Convolution(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
 
     @property
     def num_bytes(self) -> float:
-        """Bytes read and written in 16 bits: input and output forward, twice as many backward."""
-        return self.batch * self.seq_len * self.channels * 2.0 * (4.0 if self.backward else 2.0)
+        """Bytes read and written in 16 bits: input and output forward, twice as many backward. A single token also
+        reads the tokens before it that the sequence keeps, and moves them on."""
+        kept = 2.0 * (self.kernel - 1) if self.seq_len == 1 else 0.0
+        return self.batch * self.seq_len * self.channels * 2.0 * ((4.0 if self.backward else 2.0) + kept)
 
 
 Work = (

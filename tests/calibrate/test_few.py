@@ -81,7 +81,7 @@ def test_a_profile_of_ones_own_replaces_the_same_kernels_and_leaves_the_others(t
     own = msgspec.structs.replace(KNOWN["h100_sxm"], curves=(msgspec.structs.replace(one, source="own"),))
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels" / "h100_sxm.json").write_bytes(msgspec.json.encode(own))
-    asked = link()
+    asked = link(serving=True)
     assert len(asked.profiles["h100_sxm"].curves) == len(fits)
     assert "from own" in asked(Gemm(m=4096, n=4096, k=4096, dtype="bf16"), load_device("h100_sxm")).source
 

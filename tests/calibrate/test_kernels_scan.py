@@ -5,6 +5,7 @@ import pytest
 from meshwright.calibrate.rows import measured
 from meshwright.calibrate.tables import TableRow
 from meshwright.cost import standard_on
+from meshwright.cost.fitted import link
 from meshwright.spec import cluster
 from meshwright.work import Convolution, Scan
 
@@ -12,8 +13,11 @@ TEXT = {"source": "aiconfigurator", "hardware": "h100_sxm", "backend": "sglang",
 QWEN = {"d_conv": 4, "num_k_heads": 16, "head_k_dim": 128, "num_v_heads": 32, "head_v_dim": 128}
 
 
-def row(kernel, *, op="gdn", phase="prefill", **numbers):
-    words = {"op": op, "kernel": kernel, "phase": phase, "dtype": "bf16"}
+SERVED = {library: link(serving=True, library=library) for library in ("vllm", "sglang", "trtllm")}
+
+
+def row(kernel, *, op="gdn", phase="prefill", backend="sglang", **numbers):
+    words = {"op": op, "kernel": kernel, "phase": phase, "dtype": "bf16", "backend": backend}
     sizes = {"d_state": 0, "n_groups": 0, **QWEN, "batch": 2, "seq_len": 4096, "latency_us": 100.0, **numbers}
     return TableRow(2, TEXT | words, sizes)
 
@@ -33,20 +37,78 @@ def test_the_convolution_runs_over_queries_keys_and_values_or_over_inputs_and_ma
 
 
 @pytest.mark.parametrize(
-    ("kernel", "phase"),
+    ("kernel", "phase", "tokens"),
     [
-        ("chunk_gated_delta_rule_flashinfer", "prefill"),
-        ("chunk_kda", "prefill"),
-        ("fused_recurrent_gated_delta_rule", "decode"),
+        ("chunk_kda", "prefill", 4096),  # a rule with a decay of every channel
+        ("fused_recurrent_gated_delta_rule", "decode", 1),  # TensorRT-LLM's, whose states are in 16 bits
+        ("causal_conv1d_update", "verify", 4),
+        ("fused_recurrent_gated_delta_rule_packed_decode", "decode", 4),
     ],
 )
-def test_kernels_that_training_does_not_run_are_left_out(kernel, phase):
-    assert measured("ops_ssm", row(kernel, phase=phase)) is None
+def test_kernels_of_other_work_are_left_out(kernel, phase, tokens):
+    assert measured("ops_ssm", row(kernel, phase=phase, seq_len=tokens)) is None
 
 
 def test_a_single_token_is_no_scan_by_chunks():
     # 485 prefill rows of one token are in the table; a calibration of all tables once failed at them
     assert measured("ops_ssm", row("chunk_gated_delta_rule", seq_len=1)) is None
+    step = measured("ops_ssm", row("fused_recurrent_gated_delta_rule_packed_decode", phase="decode", seq_len=1))
+    assert step.op == "step" and step.kernels[0].seq_len == 1
+
+
+def test_kernels_that_serving_alone_runs_have_curves_of_their_own():
+    assert measured("ops_ssm", row("chunk_gated_delta_rule_flashinfer")).op == "scan_flashinfer"
+    assert measured("ops_ssm", row("causal_conv1d_fn", backend="trtllm")).op == "convolution_blocks"
+    assert measured("ops_ssm", row("causal_conv1d_update", phase="decode", seq_len=1)).op == "convolution_step"
+    sizes = {"batch": 4, "seq_len": 4096, "heads": 32, "groups": 16, "k_dim": 128, "v_dim": 128, "chunk": 64}
+    scan, device = Scan(rule="delta", **sizes), cluster.load_device("h100_sxm")
+    trained, vllm, sglang = (found(scan, device).source for found in (link(), SERVED["vllm"], SERVED["sglang"]))
+    assert " scan bf16 " in trained and " scan bf16 " in sglang and " scan_flashinfer bf16 " in vllm
+
+
+def test_a_decoded_token_reads_and_moves_the_tokens_that_its_convolution_looks_back_on():
+    """10240 channels and four taps: one number in, one out, three read and three written, each of two bytes."""
+    assert Convolution(batch=1, seq_len=1, channels=10240, kernel=4).num_bytes == 10240 * 8 * 2
+    assert Convolution(batch=1, seq_len=2, channels=10240, kernel=4).num_bytes == 10240 * 2 * 2 * 2
+
+
+def step(batch, heads, groups, rule="delta"):
+    return Scan(rule=rule, batch=batch, seq_len=1, heads=heads, groups=groups, k_dim=128, v_dim=128, chunk=64)
+
+
+def flashinfer(batch, tokens, heads, groups):
+    return Scan(rule="delta", batch=batch, seq_len=tokens, heads=heads, groups=groups, k_dim=128, v_dim=128, chunk=64)
+
+
+def convolution(batch, tokens, channels):
+    return Convolution(batch=batch, seq_len=tokens, channels=channels, kernel=4)
+
+
+# Rows of ops_ssm.csv.gz: vLLM 0.24 and SGLang 0.5.14 for the delta rule, TensorRT-LLM 1.3 for Mamba-2's convolution.
+SERVED_ROWS = [
+    ("h100_sxm", "vllm", step(64, 32, 8), 94.9),
+    ("b200_sxm", "vllm", step(512, 16, 4), 172.7),
+    ("h100_sxm", "vllm", flashinfer(4, 1024, 32, 16), 66.4),
+    ("b200_sxm", "vllm", flashinfer(4, 1024, 32, 16), 60.8),
+    ("h200_sxm", "vllm", convolution(256, 1, 2 * 16 * 128 + 32 * 128), 10.8),
+    ("h100_sxm", "trtllm", convolution(4, 2048, 6144), 83.3),
+    ("h100_sxm", "trtllm", convolution(64, 16, 10240), 549.1),  # a block of threads for each of 655,360 channels
+    ("b200_sxm", "trtllm", convolution(64, 16, 10240), 493.8),
+]
+
+
+@pytest.mark.parametrize(("device", "library", "work", "us"), SERVED_ROWS)
+def test_serving_kernels_take_what_their_table_says(device, library, work, us):
+    price = SERVED[library](work, cluster.load_device(device))
+    assert price.source.startswith(f"fitted: {device} ")
+    assert price.seconds == pytest.approx(us * 1e-6, rel=0.2)
+
+
+def test_a_step_of_mamba_2_is_the_delta_rule_s_of_as_many_bytes_and_is_less_sure():
+    device = cluster.load_device("h100_sxm")
+    delta, mamba = (SERVED["vllm"](step(64, 32, 8, rule), device) for rule in ("delta", "ssd"))
+    assert mamba.seconds == delta.seconds and mamba.sigma >= 0.15 > delta.sigma
+    assert "a step of the delta rule's" in mamba.source
 
 
 # Rows of ops_ssm.csv.gz, SGLang 0.5.14 on the H100 and TensorRT-LLM 1.3 on the H200: (batch, tokens, heads, key heads).

@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshwright.calibrate.rows import measured
+from meshwright.calibrate.rows import asked, measured
 from meshwright.calibrate.tables import TableRow
 from meshwright.cost.fitted import link, profiles
 from meshwright.spec.cluster import load_device
@@ -11,6 +11,7 @@ from meshwright.work import AttentionCore, Gemm
 SERVE, TRAIN, FUSED = link(serving=True), link(), link(serving=True, fused=True)
 TEXT = {"source": "aiconfigurator", "hardware": "h200_sxm", "backend": "trtllm", "backend_version": "1.3.0rc20"}
 SIZES = {"batch": 64, "heads": 16, "kv_len": 4096, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "latency_us": 90.9}
+SIZES |= {"qk_nope_head_dim": 128, "v_head_dim": 128}
 
 
 def row(scope="kernel", phase="decode", kv="bf16"):
@@ -30,9 +31,33 @@ def test_a_row_over_a_compressed_cache_is_the_core_that_decoding_lowers_to():
     assert measured("ops_mla", row(kv="fp8")).dtype == "fp8" and found.serving
 
 
-@pytest.mark.parametrize(("scope", "phase"), [("module", "decode"), ("kernel", "prefill"), ("bmm_pre", "decode")])
-def test_whole_layers_and_prompts_are_not_that_kernel(scope, phase):
+@pytest.mark.parametrize(("scope", "phase"), [("module", "decode"), ("module", "prefill"), ("bmm_pre", "decode")])
+def test_whole_layers_and_products_are_not_that_kernel(scope, phase):
     assert measured("ops_mla", row(scope, phase)) is None
+
+
+def expanded(batch, tokens, heads, dtype="bf16"):
+    return AttentionCore(
+        batch=batch, q_len=tokens, kv_len=tokens, heads=heads, kv_heads=heads, head_dim=192, v_head_dim=128,
+        pairs=tokens * (tokens + 1) / 2, dtype=dtype,
+    )  # fmt: skip
+
+
+def test_a_prompt_expands_the_latent_for_every_head():
+    found = measured("ops_mla", row(phase="prefill"))
+    assert found.kernels == (expanded(64, 4096, 16),) and found.op == "expanded"
+
+
+@pytest.mark.parametrize(("device", "us"), [("h100_sxm", 1211.7), ("b200_sxm", 595.4)])
+def test_a_prompt_of_latent_attention_takes_what_its_table_says(device, us):
+    found = SERVE(expanded(1, 8192, 32), load_device(device))
+    assert found.seconds == pytest.approx(us * 1e-6, rel=0.15) and " expanded " in found.source
+
+
+def test_the_products_around_a_latent_are_priced_and_not_fitted():
+    (product,) = asked("ops_mla", row("bmm_post")).kernels
+    assert (product.batch, product.m, product.n, product.k) == (16, 64, 128, 512)
+    assert asked("ops_mla", row("module")) is None
 
 
 # Rows of ops_mla.csv.gz, TensorRT-LLM 1.3.0rc20: (sequences, keys, heads, cache), microseconds.

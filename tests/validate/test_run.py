@@ -227,6 +227,57 @@ def test_one_row_in_twenty_is_predicted_without_its_device_too(tmp_path):
         assert {s.time[1] for s in made.scored} == {estimate.seconds}
 
 
+SCAN = {
+    "source": "hand",
+    "hardware": "h100_sxm",
+    "backend": "vllm",
+    "backend_version": "0.24.0",
+    "dtype": "bf16",
+    "op": "gdn",
+    "kernel": "chunk_gated_delta_rule_flashinfer",
+    "phase": "prefill",
+    "batch": "4",
+    "seq_len": "1024",
+    "num_k_heads": "16",
+    "num_v_heads": "32",
+    "head_k_dim": "128",
+    "head_v_dim": "128",
+    "d_conv": "4",
+    "d_state": "",
+    "n_groups": "",
+    "latency_us": "66.4",
+}
+LATENT = {
+    "source": "hand",
+    "hardware": "h100_sxm",
+    "backend": "trtllm",
+    "backend_version": "1.3",
+    "scope": "kernel",
+    "phase": "prefill",
+    "dtype": "bf16",
+    "kv_dtype": "bf16",
+    "batch": "1",
+    "heads": "32",
+    "kv_len": "8192",
+    "kv_lora_rank": "512",
+    "qk_nope_head_dim": "128",
+    "qk_rope_head_dim": "64",
+    "v_head_dim": "128",
+    "latency_us": "1211.7",
+}
+
+
+def test_scans_and_latent_attention_are_tables_of_validation_with_their_device_left_out_too(tmp_path):
+    table(tmp_path, "ops_ssm", [SCAN, SCAN | {"op": "kda", "kernel": "chunk_kda"}])
+    table(tmp_path, "ops_mla", [LATENT, LATENT | {"scope": "module"}])
+    found = {one.name: one for one in validate(tmp_path, standard)}
+    assert list(found) == ["ops_mla", "ops_mla_left_out", "ops_ssm", "ops_ssm_left_out"]
+    for name, refused in (("ops_ssm", "kda chunk_kda bf16 prefill"), ("ops_mla", "module bf16 prefill")):
+        assert found[name].metrics["all"]["rows"] == found[f"{name}_left_out"].metrics["all"]["rows"] == 1
+        assert found[name].metrics["all"]["mean_ape"] < 0.15 < found[name].metrics["all"]["roofline_mean_ape"]
+        assert found[name].reasons() == [(f"V010: {refused} is not computed in here", 1)]
+
+
 def test_an_engines_all_reduce_is_another_kernel_than_nccls(tmp_path):
     table(
         tmp_path, "collectives", [collective(bytes=65536), collective(bytes=65536, library="vllm-custom-allreduce 1")]
@@ -267,16 +318,19 @@ def test_progress_is_told_of_every_table_and_its_end(folder):
     ]
 
 
+KERNELS = ("ops_gemm", "ops_attention", "ops_mla", "ops_moe", "ops_ssm")
+
+
 def test_the_whole_tables(data_dir):
     lines = []
     found = to_json(validate(data_dir, standard, sink=lines.append))
     steps = found["training_steps"]["all"]
     counted = {name: sum(line["table"] == name for line in lines) for name in found if isinstance(found[name], dict)}
-    for name in ("training_steps", "ops_gemm", "ops_attention", "ops_moe", "collectives"):
+    for name in ("training_steps", *KERNELS, "collectives"):
         assert found[name]["all"]["rows"] + found[name]["all"]["unsupported"] == counted[name]
     assert steps["unsupported"] < 0.05 * counted["training_steps"]
     assert steps["mean_ape"] < steps["trivial_mean_ape"]
-    for name in ("ops_gemm", "ops_attention", "ops_moe"):
+    for name in KERNELS:
         assert found[name]["all"]["median_ape"] < found[name]["all"]["roofline_median_ape"]
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from meshwright.calibrate.loads import alpha, busiest
 from meshwright.calibrate.tables import TableRow
-from meshwright.cost.fitted import WEIGHT_ONLY
+from meshwright.cost.points import BLOCKS, WEIGHT_ONLY
 from meshwright.spec.workload import DTYPE_BYTES, WEIGHT_BYTES
 from meshwright.work import AttentionCore, Convolution, Elementwise, Gemm, GroupedGemm, Scan, Work, pairs
 
@@ -40,7 +40,7 @@ class MeasuredWork(NamedTuple):
     def serving(self) -> bool:
         """Whether the row was measured in an inference engine (``engine``: its table says so): what
         ``cost.fitted.link`` must be told."""
-        return self.engine or self.op in ("prefill", "decode", "latent", "grouped_gemm")
+        return self.engine or self.op in ("prefill", "decode", "latent", "expanded", "grouped_gemm")
 
     @property
     def flash(self) -> int:
@@ -49,8 +49,15 @@ class MeasuredWork(NamedTuple):
 
 
 def measured(table: str, row: TableRow) -> MeasuredWork | None:
-    """A row of a table as work; None for precisions this package does not compute in."""
+    """A row of a table as work, which a curve of its kind is fitted to; None for precisions this package does not
+    compute in."""
     return _READERS[table](row)
+
+
+def asked(table: str, row: TableRow) -> MeasuredWork | None:
+    """A row as work that a prediction prices, whether curves are fitted to such rows or to others of the same kind:
+    the products around latent attention are priced by the curves of ordinary ones."""
+    return measured(table, row) or (_absorbed(row) if table == "ops_mla" else None)
 
 
 def _gemm(row: TableRow) -> MeasuredWork | None:
@@ -95,25 +102,40 @@ def _attention(row: TableRow) -> MeasuredWork | None:
 
 
 def _latent(row: TableRow) -> MeasuredWork | None:
-    """One query over a compressed cache; prompts expand it and whole layers contain products, which other curves
-    price."""
+    """One query over a compressed cache, or a prompt that expands it for every head; whole layers contain products,
+    which other curves price."""
     at, text = row.number, row.text
     dtype = "fp8" if "fp8" in (text["dtype"], text["kv_dtype"]) else text["dtype"]
-    if dtype not in DTYPE_BYTES or text["scope"] != "kernel" or text["phase"] != "decode":
+    if dtype not in DTYPE_BYTES or text["scope"] != "kernel":
         return None
-    rank, keys = int(at["kv_lora_rank"]), int(at["kv_len"])
+    rank, keys, heads, turned = (int(at[name]) for name in ("kv_lora_rank", "kv_len", "heads", "qk_rope_head_dim"))
+    decoded = text["phase"] == "decode"
     work = AttentionCore(
         batch=int(at["batch"]),
-        q_len=1,
+        q_len=1 if decoded else keys,
         kv_len=keys,
-        heads=int(at["heads"]),
-        kv_heads=1,
-        head_dim=rank + int(at["qk_rope_head_dim"]),
-        v_head_dim=rank,
-        pairs=float(keys),
+        heads=heads,
+        kv_heads=1 if decoded else heads,
+        head_dim=turned + (rank if decoded else int(at["qk_nope_head_dim"])),
+        v_head_dim=rank if decoded else int(at["v_head_dim"]),
+        pairs=float(keys) if decoded else pairs(keys, keys, causal=True, window=0),
         dtype=dtype,
     )
-    return MeasuredWork("latent", dtype, (work,), (), at["latency_us"] * 1e-6, (work.heads,))
+    op = "latent" if decoded else "expanded"
+    if not work.v_head_dim or (not decoded and keys == 1):
+        return None
+    return MeasuredWork(op, dtype, (work,), (), at["latency_us"] * 1e-6, (work.heads,))
+
+
+def _absorbed(row: TableRow) -> MeasuredWork | None:
+    """The products that take a decoded query into the latent's width, and its output out of it."""
+    at, text = row.number, row.text
+    rank, nope, values = (int(at[name]) for name in ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim"))
+    n, k = {"bmm_pre": (rank, nope), "bmm_post": (values, rank)}.get(text["scope"], (0, 0))
+    if not n or not k or text["dtype"] != "bf16":
+        return None
+    product = Gemm(m=int(at["batch"]), n=n, k=k, batch=int(at["heads"]), dtype="bf16")
+    return MeasuredWork("gemm", "bf16", (product,), (), at["latency_us"] * 1e-6, (n, k), engine=True)
 
 
 def _moe(row: TableRow) -> MeasuredWork | None:
@@ -143,37 +165,57 @@ def _moe(row: TableRow) -> MeasuredWork | None:
     return MeasuredWork("grouped_gemm", dtype, kernels, tuple(around), at["latency_us"] * 1e-6, group)
 
 
-#: Kernels that training runs too; those written for serving alone are others (FlashInfer's scan is six times as fast).
-SCANS = ("chunk_gated_delta_rule",)
-CONVOLUTIONS = ("causal_conv1d_fn",)
+#: Scans by chunks that training runs too, and one written for serving alone, which is another curve.
+SCANS = {"chunk_gated_delta_rule": "scan", "chunk_gated_delta_rule_flashinfer": "scan_flashinfer"}
+#: A decoded token's scan, whose states are in fp32 (TensorRT-LLM's kernel moves more bytes a second than memory has if
+#: its are too).
+STEPS = ("fused_recurrent_gated_delta_rule_packed_decode",)
+CONVOLUTIONS = {"causal_conv1d_fn": "prefill", "causal_conv1d_update": "decode"}
 #: Tokens that the measured scans multiply at once (fla-org/flash-linear-attention).
 CHUNK = 64
 
 
 def _ssm(row: TableRow) -> MeasuredWork | None:
     at, text = row.number, row.text
-    if text["phase"] != "prefill" or text["dtype"] not in DTYPE_BYTES:
+    kernel, phase = text["kernel"], text["phase"]
+    if phase == "verify" or text["dtype"] not in DTYPE_BYTES:
         return None
-    batch, seq, heads = int(at["batch"]), int(at["seq_len"]), int(at["num_v_heads"])
-    keys, values = int(at["num_k_heads"]) * int(at["head_k_dim"]), heads * int(at["head_v_dim"])
-    seconds = at["latency_us"] * 1e-6
-    if text["kernel"] in CONVOLUTIONS:
-        maps = int(at["n_groups"]) * int(at["d_state"]) if text["op"] == "mamba2" else keys
-        work = Convolution(batch=batch, seq_len=seq, channels=values + 2 * maps, kernel=max(1, int(at["d_conv"])))
-        return MeasuredWork("convolution", text["dtype"], (work,), (), seconds, (work.channels,))
-    if text["kernel"] not in SCANS or seq == 1:  # a single token is the step of a recurrence, not a scan by chunks
+    single = at["seq_len"] == 1
+    if single != (phase == "decode"):  # a prompt of a single token is the step of a recurrence, not a scan by chunks
+        return None
+    if kernel in CONVOLUTIONS:
+        return _short_convolution(row) if CONVOLUTIONS[kernel] == phase else None
+    op, library = ("step", "") if kernel in STEPS else (SCANS.get(kernel), text["backend"])
+    if op is None:
         return None
     scan = Scan(
         rule="delta",
-        batch=batch,
-        seq_len=seq,
-        heads=heads,
+        batch=int(at["batch"]),
+        seq_len=int(at["seq_len"]),
+        heads=int(at["num_v_heads"]),
         groups=int(at["num_k_heads"]),
         k_dim=int(at["head_k_dim"]),
         v_dim=int(at["head_v_dim"]),
         chunk=CHUNK,
     )
-    return MeasuredWork("scan", text["dtype"], (scan,), (), seconds, (scan.heads, scan.groups), text["backend"])
+    group = (scan.heads, scan.groups)
+    return MeasuredWork(op, text["dtype"], (scan,), (), at["latency_us"] * 1e-6, group, library, engine=True)
+
+
+def _short_convolution(row: TableRow) -> MeasuredWork:
+    """The convolution of a prompt, or of one token with those before it that its sequence keeps."""
+    at, text = row.number, row.text
+    values, keys = int(at["num_v_heads"] * at["head_v_dim"]), int(at["num_k_heads"] * at["head_k_dim"])
+    maps = int(at["n_groups"] * at["d_state"]) if text["op"] == "mamba2" else keys
+    work = Convolution(
+        batch=int(at["batch"]),
+        seq_len=int(at["seq_len"]),
+        channels=values + 2 * maps,
+        kernel=max(1, int(at["d_conv"])),
+    )
+    library = text["backend"] if text["backend"] in BLOCKS else ""
+    op = "convolution_step" if work.seq_len == 1 else "convolution_blocks" if library else "convolution"
+    return MeasuredWork(op, text["dtype"], (work,), (), at["latency_us"] * 1e-6, (work.channels,), library, engine=True)
 
 
 _READERS = {

@@ -22,8 +22,8 @@ OPS = {
     "gemm": ("gemm",),
     "attention": ("prefill", "decode", "flash_fwd", "flash_bwd"),
     "moe": ("grouped_gemm",),
-    "latent": ("latent",),
-    "scan": ("scan", "convolution"),
+    "latent": ("latent", "expanded"),
+    "scan": ("scan", "scan_flashinfer", "step", "convolution", "convolution_blocks", "convolution_step"),
 }
 
 

@@ -11,7 +11,8 @@ import numpy as np
 from meshwright.calibrate import imported, tables
 from meshwright.calibrate.rows import MeasuredWork, measured
 from meshwright.cost.curve import hardware
-from meshwright.cost.fitted import SHAPES, point
+from meshwright.cost.fitted import SHAPES
+from meshwright.cost.points import point
 from meshwright.cost.roofline import elementwise_seconds, peak_flops, supports
 from meshwright.errors import MeshwrightError
 from meshwright.spec.cluster import load_device
@@ -170,7 +171,7 @@ def _sample(device: Device, op: str, dtype: str, rows: list, wrong: tables.Fault
 
 
 def _x(work: MeasuredWork, kernel: int) -> tuple[float, ...]:
-    found = point(work.kernels[kernel], serving=work.serving)
+    found = point(work.kernels[kernel], serving=work.serving, library=work.library)
     return found.x
 
 
@@ -182,7 +183,9 @@ def _source(row: tables.TableRow) -> str:
 
 def _groups(op: str, rows: list) -> tuple[np.ndarray, str]:
     names = {"gemm": "(n, k)", "grouped_gemm": "(experts per rank, hidden, ffn per rank)"}
-    names |= {"scan": "(heads, key heads)", "convolution": "(channels)", "latent": "(heads)"}
+    names |= {"scan": "(heads, key heads)", "scan_flashinfer": "(heads, key heads)", "step": "(heads, key heads)"}
+    names |= dict.fromkeys(("convolution", "convolution_blocks", "convolution_step"), "(channels)")
+    names |= {"latent": "(heads)", "expanded": "(heads)"}
     keys, by = [work.group for _, work in rows], names.get(op, "(heads, head dim)")
     if len(set(keys)) < FEWEST_GROUPS and op not in names:
         keys, by = [(work.kernels[0].batch, work.kernels[0].kv_len) for _, work in rows], "(batch, keys)"

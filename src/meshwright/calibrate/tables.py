@@ -45,7 +45,7 @@ COLUMNS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
 }
 #: Columns of which a row fills those that its kind of layer has.
 OPTIONAL: dict[str, tuple[str, ...]] = {
-    "ops_mla": ("kv_len", "kv_lora_rank", "qk_rope_head_dim"),
+    "ops_mla": ("kv_len", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
     "ops_ssm": ("d_conv", "num_k_heads", "head_k_dim", "num_v_heads", "head_v_dim", "d_state", "n_groups"),
 }
 #: As many faults are listed; the rest are counted.

@@ -13,9 +13,9 @@ from meshwright.cli.needs import lacking
 from meshwright.cli.output import note, print_json, unwritable
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
 
-DESCRIPTION = """Fit cost curves to tables of measurements (ops_gemm.csv, ops_attention.csv, ops_moe.csv,
-collectives.csv, training_steps.csv and serving_runs.csv, plain or gzipped), print constants, measured against
-predicted by size, and errors on groups held out.
+DESCRIPTION = """Fit cost curves to tables of measurements (ops_gemm.csv, ops_attention.csv, ops_mla.csv, ops_moe.csv,
+ops_ssm.csv, collectives.csv, training_steps.csv and serving_runs.csv, plain or gzipped), print constants, measured
+against predicted by size, and errors on groups held out.
 
 With --runs, a few runs of your own stack update what is known of others: the profile that comes out is written to the
 file of --out, for --framework FILE of predict, search and the others.

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from functools import cache
 from math import hypot
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -22,13 +21,13 @@ from meshwright.cost.chain import EXTRAPOLATED, SCAN_SIGMA, Estimate, Link, join
 from meshwright.cost.curve import FADE_OCTAVES, CurveProfile, CurveShape, Fit, Residual, hardware, sigma_class
 from meshwright.cost.curves_attention import DECODE, FORWARD, LATENT
 from meshwright.cost.curves_gemm import GEMM, GROUPED
-from meshwright.cost.curves_scan import CONVOLUTION, SCAN
+from meshwright.cost.curves_scan import CONVOLUTION, CONVOLUTION_BLOCKS, CONVOLUTION_STEP, PERSISTENT, SCAN, STEP
+from meshwright.cost.points import point
 from meshwright.cost.relatives import asynchronous, clock_under_limit, distance, generation, nearness
 from meshwright.errors import MeshwrightError
 from meshwright.spec.cluster import load_device
 from meshwright.spec.hardware import Device
-from meshwright.spec.workload import DTYPE_BYTES
-from meshwright.work import AttentionCore, Convolution, Gemm, GroupedGemm, Scan, Work, weight_bytes
+from meshwright.work import AttentionCore, Convolution, Gemm, GroupedGemm, Scan, Work
 
 FORMAT_VERSION = 1
 #: Which formula each kind of curve follows.
@@ -36,14 +35,25 @@ SHAPES: dict[str, CurveShape] = {
     "gemm": GEMM,
     "grouped_gemm": GROUPED,
     "prefill": FORWARD,
+    "expanded": FORWARD,
     "flash_fwd": FORWARD,
     "flash_bwd": FORWARD,
     "decode": DECODE,
     "latent": LATENT,
     "scan": SCAN,
+    "scan_flashinfer": PERSISTENT,
+    "step": STEP,
     "convolution": CONVOLUTION,
+    "convolution_blocks": CONVOLUTION_BLOCKS,
+    "convolution_step": CONVOLUTION_STEP,
 }
-CAUSES = {"gemm": "gemm", "grouped_gemm": "gemm", "convolution": "elementwise"}
+CAUSES = {
+    "gemm": "gemm",
+    "grouped_gemm": "gemm",
+    "convolution": "elementwise",
+    "convolution_blocks": "elementwise",
+    "convolution_step": "elementwise",
+}
 #: Precisions whose kernels stand in for one another, nearest first.
 KIN = {
     "bf16": ("bf16", "fp16"),
@@ -60,81 +70,15 @@ KIN = {
 #: fp8 kernel scales every token and reaches half of the peak in large products, where the one that scales blocks
 #: reaches 60% (the H100's medians from 1e12 to 1e13 FLOP are 983 and 1,192 TFLOP/s of 1,979).
 TRAINED = KIN | {"fp8": ("fp8_block", "fp8")}
-#: Tables' name for products whose weights alone are stored in so few bits ("weights only").
-WEIGHT_ONLY = "_wo"
+#: Spread (one standard deviation of the log) of a rule's step that is priced by another rule's: those of two rules and
+#: three kernels reach 0.68 to 0.90 of one device's bandwidth (tables of NVIDIA AIConfigurator, H100).
+STEP_SIGMA = 0.15
 #: Extra spread (one standard deviation of the log) per octave outside the measured range: an assumption, as no
 #: table reaches beyond itself.
 SIGMA_PER_OCTAVE = 0.10
 #: Share of FlashAttention-2's rate that the first FlashAttention reaches: 25 to 40% of the peak where the second
 #: reaches 50 to 73% (Dao 2307.08691, abstract; the middles of both ranges).
 FIRST_FLASH = 32.5 / 61.5
-
-
-class Points(NamedTuple):
-    """A work item as a curve sees it: which kinds of curves may answer, in order, at which point."""
-
-    ops: tuple[str, ...]
-    x: tuple[float, ...]
-    dtype: str
-
-
-def weight_only(stored: str) -> str:
-    """Return the name of the precision of products that read weights of a format and multiply in 16 bits."""
-    return stored + WEIGHT_ONLY
-
-
-def point(work: Work, *, serving: bool = False, ops: tuple[str, ...] = ()) -> Points | None:
-    """The point of a work item, or None for what has no curve. `ops` are the curves for an attention core that is
-    not decoding; while serving, new keys and values also go to the cache."""
-    if isinstance(work, Gemm):
-        element = DTYPE_BYTES[work.dtype]
-        out = work.out_bytes * (2 if work.accumulate else 1)
-        x = (work.m, work.n, work.k, work.batch, element, out, weight_bytes(work))
-        return Points(("gemm",), x, weight_only(work.weights) if work.weights else work.dtype)
-    if isinstance(work, GroupedGemm):
-        return _grouped(work, serving)
-    if isinstance(work, AttentionCore):
-        return _attention(work, serving, ops)
-    if isinstance(work, Scan) and work.rule == "delta" and work.seq_len > 1:
-        sizes = (work.batch, work.seq_len, work.heads, work.groups, work.k_dim, work.v_dim, work.chunk)
-        return Points(("scan",), (*sizes, work.flops, work.num_bytes), "bf16")
-    if isinstance(work, Convolution):
-        return Points(("convolution",), (work.batch * work.seq_len, work.channels, work.num_bytes), "bf16")
-    return None
-
-
-def _grouped(work: GroupedGemm, serving: bool) -> Points:
-    """One kernel where engines serve; in training a product of each expert, which is what Transformer Engine's
-    grouped layers issue (the A100's table is of a serving kernel that reads the weights again for every few
-    rows, and reaches a fifth of what its products do)."""
-    rows = max(1.0, work.rows * work.imbalance)
-    groups = min(float(work.groups), rows)
-    element = DTYPE_BYTES[work.dtype]
-    each = max(1.0, rows / groups)
-    if work.weight_gradient:
-        # One product [k, rows] x [rows, n] per expert: batched, with the rows as its inner dimension.
-        return Points(("gemm",), (work.k, work.n, each, groups, element, work.out_bytes, element), work.dtype)
-    if not serving:
-        return Points(("gemm",), (each, work.n, work.k, groups, element, work.out_bytes, element), work.dtype)
-    # one kernel of the same shape reads quantised weights; its products are those of the operands' type
-    return Points(("grouped_gemm",), (rows, groups, work.n, work.k, weight_bytes(work), element), work.dtype)
-
-
-def _attention(work: AttentionCore, serving: bool, ops: tuple[str, ...]) -> Points | None:
-    dtype = work.dtype if work.dtype in ("fp16", "fp32") else "fp8" if DTYPE_BYTES[work.dtype] < 2 else "bf16"
-    element = DTYPE_BYTES[dtype]
-    if dtype == "fp32":
-        return None
-    if work.q_len == 1 and work.kv_len > 1 and not work.backward:
-        if work.head_dim != work.v_head_dim:  # a compressed cache is read once for all heads: another kernel
-            x = (work.batch, work.pairs, work.heads, work.head_dim, work.v_head_dim, element)
-            return Points(("latent",), x, dtype) if work.kv_heads == 1 else None
-        x = (work.batch, work.kv_len, work.heads, work.kv_heads, work.head_dim, work.pairs, element, 1.0)
-        return Points(("decode",), x, dtype)
-    width = (work.head_dim + work.v_head_dim) / 2
-    products, passes = 5.0 if work.backward else 2.0, 2.0 if serving else 1.0
-    x = (work.batch, work.q_len, work.kv_len, work.heads, work.kv_heads, width, work.pairs, element, products, passes)
-    return Points(ops, x, dtype)
 
 
 class BoundCurve:
@@ -189,7 +133,8 @@ class BoundCurve:
 class Fitted:
     """The link. `serving`: attention also writes new keys and values to a cache. `flash`: the generation of
     FlashAttention that training runs on every device, 0 for the one written for the device's own. `fused`: operands are
-    quantised by the kernel before a product, where the tables' products come after a kernel of its own."""
+    quantised by the kernel before a product, where the tables' products come after a kernel of its own. `library`: the
+    engine whose kernels serve."""
 
     def __init__(
         self,
@@ -199,17 +144,18 @@ class Fitted:
         serving: bool = False,
         flash: int = 0,
         fused: bool = False,
+        library: str = "",
     ):
         self.profiles = profiles
         self.spreads = spreads
-        self._serving = serving
+        self._serving, self._library = serving, library
         self._fused = fused
         self._flash = flash
         self._curves: dict[tuple[str, tuple[str, ...], str], tuple[BoundCurve, ...]] = {}
 
     def __call__(self, work: Work, device: Device) -> Estimate | None:
         """Return the seconds of a work item on a device with their source; None where no curve covers it."""
-        found = point(work, serving=self._serving)
+        found = point(work, serving=self._serving, library=self._library)
         if found is None:
             return None
         ops = found.ops or self._core(work, device)
@@ -223,6 +169,9 @@ class Fitted:
         if getattr(work, "backward", False) and isinstance(work, Scan | Convolution):
             # forwards were measured alone: as many operations and bytes more as the backward has
             return answer._replace(sigma=max(answer.sigma, SCAN_SIGMA), source=answer.source + ", backward by its work")
+        if isinstance(work, Scan) and work.rule != "delta":
+            said = answer.source + ", a step of the delta rule's of as many bytes"
+            return answer._replace(sigma=max(answer.sigma, STEP_SIGMA), source=said)
         if self._flash == 1 and curve.op in ("flash_fwd", "flash_bwd"):
             return answer._replace(seconds=answer.seconds / FIRST_FLASH, source=answer.source + ", as FlashAttention 1")
         return answer
@@ -285,7 +234,7 @@ def nearest_curve(
     own = [(name, f) for name, f in fits if name == device.name]
     # Other devices' records are read only when there is nothing of the device's own.
     candidates = [
-        ((distance(owner, device, kin.index(fit.dtype)), name), fit, owner)
+        ((distance(owner, device, kin.index(fit.dtype)), name, ops.index(fit.op)), fit, owner)
         for name, fit in own or fits
         for owner in (load_device(name),)
         if owner.vendor == device.vendor
@@ -344,8 +293,9 @@ def read_profile(text: bytes, place: str) -> CurveProfile:
 def profiles(folder: Path | None = None, *, serving: bool = False) -> tuple[dict[str, CurveProfile], Spreads]:
     """(device name -> its curves, spreads of what is carried between devices) of a folder; default: the catalog's.
 
-    `serving` adds those of the folder ``serving`` in it: devices of which serving engines' kernels alone were measured.
-    What training frameworks run there is another library's, and their profiles were fitted beside the roofline."""
+    `serving` adds those of the folder ``serving`` in it: kernels that serving engines alone run, and devices of which
+    these alone were measured. What training frameworks run there is another library's, and their profiles were fitted
+    beside the roofline."""
     where = folder or catalog.folder("profiles").joinpath("kernels")
     found: dict[str, CurveProfile] = {}
     left: tuple[Carried, ...] = ()
@@ -356,7 +306,8 @@ def profiles(folder: Path | None = None, *, serving: bool = False) -> tuple[dict
             left = msgspec.convert(msgspec.json.decode(file.read_bytes())["left_out"], tuple[Carried, ...])
         elif file.name.endswith(".json"):
             profile = read_profile(file.read_bytes(), file.name)
-            found[profile.device] = profile
+            curves = (*profile.curves, *(found[profile.device].curves if profile.device in found else ()))
+            found[profile.device] = msgspec.structs.replace(profile, curves=curves)
     return found, Spreads(left)
 
 
@@ -378,18 +329,25 @@ def measured_few(known: dict[str, CurveProfile]) -> dict[str, CurveProfile]:
 
 
 def link(
-    *, serving: bool = False, flash: int = 0, fused: bool = False, folder: Path | None = None, without: str = ""
+    *,
+    serving: bool = False,
+    flash: int = 0,
+    fused: bool = False,
+    folder: Path | None = None,
+    without: str = "",
+    library: str = "",
 ) -> Link:
     """The fitted curves as a link for ``Costs(links=(...,))``.
 
     `serving`: attention also writes a cache (inference engines). `flash`: generation of FlashAttention that training
     runs on every device (0: the device's own). `fused`: no kernel of its own quantises a product's operands. `folder`:
     profiles that ``meshwright calibrate --out`` wrote, instead of the catalog's. `without`: a device as if nobody had
-    measured it. Curves in the user's own folder (``calibrate --few``) stand before the catalog's.
+    measured it. `library`: the engine that serves, which may have kernels of its own. Curves in the user's own folder
+    (``calibrate --few``) stand before the catalog's.
     """
     known, spreads = profiles(folder, serving=serving)
     if folder is None:
         known = known | measured_few(known)
     if without:
         known, spreads = {n: p for n, p in known.items() if n != without}, spreads.without(without)
-    return Fitted(known, spreads, serving=serving, flash=flash, fused=fused)
+    return Fitted(known, spreads, serving=serving, flash=flash, fused=fused, library=library)

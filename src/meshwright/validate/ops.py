@@ -32,10 +32,14 @@ VARIABLES: dict[str, tuple[str, ...]] = {
         *("batch", "q_len", "kv_len", "heads", "kv_heads", "head_dim", "flops", "bytes"),
         *("dtype", "phase", "hardware"),
     ),
+    "ops_mla": ("batch", "kv_len", "heads", "flops", "bytes", "scope", "phase", "kv_dtype", "hardware"),
     "ops_moe": ("tokens", "hidden", "ffn", "experts", "top_k", "ep", "flops", "bytes", "dtype", "hardware"),
+    "ops_ssm": (
+        *("batch", "seq_len", "num_v_heads", "num_k_heads", "flops", "bytes"),
+        *("op", "kernel", "phase", "backend", "hardware"),
+    ),
     "collectives": ("bytes", "ranks", "nodes", "op", "library", "hardware"),
 }
-KERNEL_TABLES = ("ops_gemm", "ops_attention", "ops_moe")
 #: A rate this far above the peak is a wrong row: clocks may boost a little.
 IMPOSSIBLE_RATE = 1.05
 #: A table whose typical row is that many times off its prediction, either way, is in other units.
@@ -91,9 +95,9 @@ def _kernel(name: str, row: kernel_tables.TableRow, wrong: kernel_tables.Faults,
         device = load_device(text["hardware"])
     except MeshwrightError as error:
         return OpAnswer(*head, unsupported=_reason(error))
-    found = kernel_rows.measured(name, row)
+    found = kernel_rows.asked(name, row)
     if found is None:
-        what = f"{text['dtype']} {text['phase']}" if "phase" in text else text["dtype"]
+        what = " ".join(text[word] for word in KIND_WORDS if word in text)
         return OpAnswer(*head, unsupported=f"V010: {what} is not computed in here")
     work = (*found.kernels, *found.around)
     flops, moved = sum(k.flops for k in found.kernels), sum(w.num_bytes for w in work)
@@ -116,7 +120,9 @@ def _kernel(name: str, row: kernel_tables.TableRow, wrong: kernel_tables.Faults,
 
 
 #: Text columns that are part of a row's shape.
-SHAPE_WORDS = ("pass", "phase", "dtype", "kv_dtype", "distribution")
+SHAPE_WORDS = ("op", "kernel", "scope", "pass", "phase", "dtype", "kv_dtype", "distribution")
+#: Text columns that say what a row of its table is.
+KIND_WORDS = ("op", "kernel", "scope", "dtype", "phase")
 
 
 def _sizes(row: kernel_tables.TableRow) -> Iterator[tuple[str, float]]:
@@ -124,13 +130,13 @@ def _sizes(row: kernel_tables.TableRow) -> Iterator[tuple[str, float]]:
 
 
 @cache
-def _curves(serving: bool, flash: int, without: str) -> Link:
-    return fitted.link(serving=serving, flash=flash, without=without)
+def _curves(serving: bool, flash: int, without: str, library: str) -> Link:
+    return fitted.link(serving=serving, flash=flash, without=without, library=library)
 
 
 def _links(found: kernel_rows.MeasuredWork, without: str = "") -> tuple[Link, ...]:
     """The links that answer for a kernel in the setting it was measured in, `without` the curves of a device."""
-    return (_curves(found.serving, found.flash, without),)
+    return (_curves(found.serving, found.flash, without, found.library),)
 
 
 def price(work: Work, device: Device, links: tuple[Link, ...]) -> Estimate:

@@ -13,7 +13,10 @@ from meshwright.calibrate.tables import Faults
 from meshwright.errors import MeshwrightError
 
 #: Every table of the format, in the order in which they are predicted.
-NAMES = ("training_steps", "finetune_steps", "ops_gemm", "ops_attention", "ops_moe", "collectives", "serving_runs")
+NAMES = (
+    *("training_steps", "finetune_steps", "ops_gemm", "ops_attention", "ops_mla", "ops_moe", "ops_ssm"),
+    *("collectives", "serving_runs"),
+)
 #: Tables whose rows are steps of a training job.
 STEPS = ("training_steps", "finetune_steps")
 _OF_STEPS = (
