@@ -97,6 +97,18 @@ def test_attention_groups_have_their_part_of_the_limits_and_experts_are_spread()
             ask(target, model, "8xh100", plan, "")
 
 
+def test_what_prompts_wait_for_is_said_in_the_words_of_engines_that_have_it():
+    sglang = yaml.safe_load(ask("sglang", "llama3-8b", "1xh100", "tp1", "poll=30").text)
+    assert sglang["scheduler-recv-interval"] == 30
+    filled = yaml.safe_load(ask("trtllm", "llama3-8b", "1xh100", "tp1", "batch_wait=20,fill=0.9").text)
+    assert (filled["batch_wait_timeout_iters"], filled["batch_wait_max_tokens_ratio"]) == (20, 0.9)
+    groups = yaml.safe_load(ask("trtllm", "qwen3-30b-a3b", "8xh100", "tp8 adp8 ep8", "batch_wait=60").text)
+    assert groups["attention_dp_config"] == {"enable_balance": True, "timeout_iters": 60}
+    for target, word in (("vllm", "poll=30"), ("sglang", "batch_wait=20"), ("trtllm", "poll=30")):
+        with pytest.raises(Infeasible, match=f"cannot express {word}"):
+            ask(target, "llama3-8b", "1xh100", "tp1", word)
+
+
 def test_stored_weights_are_read_from_the_checkpoint_which_the_notes_ask_for():
     for target in ("vllm", "sglang", "trtllm"):
         exported = ask(target, "llama3-8b", "1xh100", "tp1 w4a16", "")

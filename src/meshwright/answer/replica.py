@@ -87,7 +87,8 @@ def built(
     lenders = plan.layout.dp if serve.engine.borrow else 1
     if not serve.engine.kv_blocks and lenders * blocks * serve.engine.block < int(length.min()):
         return BuiltReplica(memory=memory, blocks=0, replica=None)
-    limits = limits_of(serve.engine, blocks, budget=_budget(serve, policy, plan), device_share=kept.device)
+    budget, groups = _budget(serve, policy, plan), plan.layout.adp
+    limits = limits_of(serve.engine, blocks, budget=budget, groups=groups, device_share=kept.device)
     most = {
         "tokens": min(tokens, lenders * blocks * limits.block + batch),
         "batch": batch,

@@ -35,12 +35,13 @@ LAID_OUT = {
 OF_TRAINING = frozenset(("sync", "overlap", "data", "pipeline", "sequence"))
 
 
-def unknown(d: Deployment) -> Iterator[Gap]:
-    """Yield what no exporter writes: words that are not their usual value and not among those that are written."""
+def unknown(d: Deployment, *more: str) -> Iterator[Gap]:
+    """Yield what an exporter does not write: words that are not their usual value, and not among those that all of them
+    write nor `more`."""
     usual = EngineWords()
     for field in EngineWords.__struct_fields__:
         value = getattr(d.engine, field)
-        if field not in WRITTEN and value != getattr(usual, field):
+        if field not in WRITTEN and field not in more and value != getattr(usual, field):
             yield Gap(
                 facet=f"--serve {field}={value}",
                 value=f"{field}={value}",

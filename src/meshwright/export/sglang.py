@@ -42,7 +42,7 @@ STORED = ("int4", "int8", "fp8", "mxfp4", "nvfp4")
 def limits(d: Deployment) -> Iterator[Gap]:
     """Yield what the request needs and SGLang cannot express."""
     yield from shared.room(d)
-    yield from shared.unknown(d)
+    yield from shared.unknown(d, "poll")
     yield from shared.policies(d, POLICIES, "vllm-v1")
     yield from shared.one_of(d, "kv", KV, f"keys and values are stored as {', '.join(KV)}", "bf16")
     yield from shared.precisions(d, PRECISIONS, f"its precisions are {', '.join(PRECISIONS)}")
@@ -79,6 +79,8 @@ def settings(d: Deployment) -> dict[str, object]:
         "chunked-prefill-size": -1 if whole else d.budget,
         "schedule-policy": "lpm" if d.engine.order == "lpm" else "fcfs",
     }
+    if d.engine.poll > 1:
+        found["scheduler-recv-interval"] = d.engine.poll
     if d.engine.order == "priority":
         found["enable-priority-scheduling"] = True
     if not d.engine.prefix_cache:

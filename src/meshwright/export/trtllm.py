@@ -35,7 +35,7 @@ STORED = ("int4", "mxfp4")
 def limits(d: Deployment) -> Iterator[Gap]:
     """Yield what the request needs and TensorRT-LLM cannot express."""
     yield from shared.room(d)
-    yield from shared.unknown(d)
+    yield from shared.unknown(d, "batch_wait", "fill")
     yield from shared.policies(d, POLICIES, "vllm-v1")
     kv = {"fp8": "", d.compute if d.compute in DTYPES else "bf16": ""}
     yield from shared.one_of(
@@ -77,6 +77,10 @@ def settings(d: Deployment) -> dict[str, object]:
     }
     if d.layout.adp > 1:
         found["enable_attention_dp"] = True
+    if d.engine.batch_wait and d.layout.adp > 1:
+        found["attention_dp_config"] = {"enable_balance": True, "timeout_iters": d.engine.batch_wait}
+    elif d.engine.batch_wait:
+        found |= {"batch_wait_timeout_iters": d.engine.batch_wait, "batch_wait_max_tokens_ratio": d.engine.fill or 1.0}
     if d.plan.experts.ep > 1:
         found["moe_expert_parallel_size"] = d.plan.experts.ep
     if d.guesses:

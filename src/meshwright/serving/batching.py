@@ -20,6 +20,7 @@ from meshwright.serving.cohort import Cohort
 from meshwright.serving.engine_request import EngineRequest, NewRequest
 from meshwright.serving.fcfs import FOR_EVER, OrderPolicy, WaitingQueue
 from meshwright.serving.fcfs import POLICY as FCFS
+from meshwright.serving.gate import AdmissionGate
 from meshwright.serving.prefix_cache import PrefixCache
 from meshwright.serving.pulling import Offered, Pull, gives_up, pulls
 
@@ -111,7 +112,7 @@ class EngineState:
     replicas were last asked for."""
 
     def __init__(self, queue: WaitingQueue, cache: KvCache, cohort: Cohort):
-        self.waiting, self.cache, self.cohort = queue, cache, cohort
+        self.waiting, self.cache, self.cohort, self.gate = queue, cache, cohort, AdmissionGate(cache.limits)
         self.running: list[EngineRequest] = []
         self.shares: tuple[Share, ...] = ()
         self.busy = self.unsorted = False
@@ -134,14 +135,14 @@ class NextBatch:
     def __init__(self, state: EngineState, drafts: DraftPolicy | None, ahead: bool = False):
         self.waiting, self.running, self.cache = state.waiting, state.running, state.cache
         self.history, self.drafts, self.cohort = state.history, drafts, state.cohort
-        self.together, self.ahead = 0, ahead
+        self.together, self.ahead, self.closed = 0, ahead, state.gate.closed
         self.shares: list[Share] = []
         self.evicted: list[Evict] = []
         self.admitted: list[Admit] = []
 
     def next(self) -> EngineRequest | None:
         """Return who is to run next, with what the cache has of it as computed; None where nobody waits."""
-        one = self.waiting.first(self.cache)
+        one = None if self.closed else self.waiting.first(self.cache)
         if one is None or not self.cache.allows(one):
             return None
         self.cache.look(one)
@@ -299,10 +300,11 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
             case Arrived(requests=new):
                 for said in new:
                     one = state.coming.pop(said.number, None)
-                    if one is None:
-                        one = EngineRequest(said, state.came)
-                        state.came += 1
-                    state.waiting.add(one)
+                    if one is not None:
+                        state.waiting.add(one)
+                        continue
+                    state.gate.came(EngineRequest(said, state.came), state)
+                    state.came += 1
                 return (state, ()) if state.busy else self._next(state)
             case Computed():
                 self._after(state, event)
@@ -319,6 +321,7 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
     def _after(self, state: EngineState, event: Computed) -> None:
         """Move the state behind an iteration: what it computed, and without those that leave."""
         finished, times, cache, queue = set(event.finished), event.times, state.cache, state.waiting
+        state.gate.passed(times, any(share.new - share.drafted != 1 or not share.past for share in state.shares))
         guessed, cohort = dict(event.accepted), state.cohort
         if cohort.ahead:
             cohort.tick(times, cache)
@@ -374,6 +377,7 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
             for number in numbers & kept.keys():
                 state.cache.drop(kept.pop(number))
         state.offered = deque(one for one in state.offered if one.number not in numbers)
+        state.gate.unseen[:] = [one for one in state.gate.unseen if one.number not in numbers]
         for one in [one for one in state.waiting if one.number in numbers]:
             state.waiting.drop(one)
             state.waiting.left(one)
@@ -389,6 +393,7 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
         self._release(state)
 
     def _next(self, state: EngineState) -> tuple[EngineState, tuple[Decision, ...]]:
+        state.gate.look(state)
         if not state.running and not len(state.waiting):
             return state, (*pulls(state, self.policy), *borrowing(state, self.policy))
         if state.waiting.ranks and state.unsorted:
@@ -422,11 +427,9 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
             return 1
         if not all(s.new == 1 and s.past and s.samples for s in state.shares):
             return 1
-        found = (
-            state.waiting.unchanged(Counter(one.new.tenant for one in state.running))
-            if len(state.waiting)
-            else FOR_EVER
-        )
+        found = state.gate.room(state)
+        if len(state.waiting):
+            found = min(found, state.waiting.unchanged(Counter(one.new.tenant for one in state.running)))
         if self.policy.reserves:
             return found if steady_iterations(state, FOR_EVER) > 1 else 1
         # whoever is next may fit once less of its prefix is there to be pinned, or more of it

@@ -6,7 +6,7 @@ Blocks are given out one by one, as tokens are computed (paged attention: Kwon e
 
 from __future__ import annotations
 
-from math import inf
+from math import ceil, inf
 
 import msgspec
 
@@ -17,13 +17,20 @@ from meshwright.serving.kv_budget import tokens_kept
 
 class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of a serving engine: at most ``max_batch`` sequences at a time and ``budget`` tokens an iteration, and
-    ``blocks`` cache blocks of ``block`` tokens. ``device_share``: what a KV budget keeps of a context on the device."""
+    ``blocks`` cache blocks of ``block`` tokens. ``device_share``: what a KV budget keeps of a context on the device. It
+    looks for new requests once in ``poll`` iterations of decoding, and lets prompts wait for up to ``batch_wait`` of
+    them until those that wait ``fill`` a share of the budget, or each of its attention ``groups`` has one
+    (:mod:`meshwright.serving.gate`)."""
 
     max_batch: int
     budget: int
     block: int
     blocks: int
     device_share: float = 1.0
+    poll: int = 1
+    batch_wait: int = 0
+    fill: float = 0.0
+    groups: int = 1
 
     def blocks_for(self, tokens: int) -> int:
         """Return the blocks that hold so many tokens."""
@@ -46,6 +53,14 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     def tokens(self) -> float:
         """Tokens that all blocks hold."""
         return self.holds(self.blocks)
+
+    @property
+    def enough(self) -> int:
+        """Prompts that wait for one another until there are so many, or tokens of an iteration with them; more than
+        there can be where nothing was said."""
+        if self.groups > 1:
+            return self.groups
+        return ceil(self.fill * self.budget) if self.fill and self.budget else self.budget + 1
 
     @property
     def watermark(self) -> int:

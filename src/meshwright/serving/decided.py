@@ -33,6 +33,10 @@ def limits_of(
         block=words.block,
         blocks=blocks,
         device_share=device_share,
+        poll=words.poll,
+        batch_wait=words.batch_wait,
+        fill=words.fill,
+        groups=groups,
     )
 
 

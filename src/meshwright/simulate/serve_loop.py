@@ -11,6 +11,7 @@ from meshwright.native import Float64s, Int64s, OutFloat64s, OutInt64s, native
 
 #: Places of ``limits``.
 POLICY, MAX_BATCH, BUDGET, BLOCK, BLOCKS, WATERMARK, CONCURRENCY, PIPELINE, GRAPH_TOKENS = range(9)
+POLL, HOLD, GROUPS, ENOUGH = range(9, 13)  # of the engine's gate
 #: Places of ``fixed_s``: what an iteration takes on the host, a request in it, the host of an iteration without graphs.
 STEP, REQUEST, EAGER = range(3)
 #: Places of ``spent_s``: where the time of a replica goes.
@@ -71,8 +72,10 @@ def serve_loop(
     It is one function because compiled ones call no others."""
     policy, max_batch, budget, block = limits[POLICY], limits[MAX_BATCH], limits[BUDGET], limits[BLOCK]
     free, watermark, concurrency, pipeline = limits[BLOCKS], limits[WATERMARK], limits[CONCURRENCY], limits[PIPELINE]
-    graph_tokens = limits[GRAPH_TOKENS]
+    graph_tokens, poll, hold = limits[GRAPH_TOKENS], limits[POLL], limits[HOLD]
+    groups, enough = limits[GROUPS], limits[ENOUGH]
     now = 0.0
+    seen = unpolled = held_back = 0  # requests that the engine knows of; iterations since it looked, and of who waits
     head = tail = coming = answered = num_run = 0
     stride, since = 1, 0
     known = num_requests if concurrency == 0 or concurrency > num_requests else concurrency
@@ -86,14 +89,27 @@ def serve_loop(
             spent_s[IDLE] += arrival[coming] - now
             now = arrival[coming]
             continue
-        # ---- who is computed, and who is admitted
+        # ---- who is computed, and who is admitted: of those before `open_to`, as the engine's gate decides
+        if poll <= 1 or unpolled == 0 or num_run == 0:
+            seen = tail
+        open_to, closed = seen, 0
+        if hold > 0 and held_back < hold and groups <= num_run < max_batch and seen > head:
+            there = seen - head
+            if groups <= 1:
+                there = num_run
+                for i in range(head, seen):
+                    there += prompt[queue[i]] + generated[queue[i]] - computed[queue[i]]
+            if there < enough or (groups <= 1 and budget < enough):
+                open_to, closed = head, 1
+        if closed == 0 and (seen > head or held_back >= hold or num_run < groups):
+            held_back = 0
         num_new = 0  # places of `run` that have a share: the first so many, or those from `first_new` on
         first_new = 0
         evictions = 0
         if policy <= ORCA:
             if policy == STATIC and num_run == 0:
                 count = longest = 0
-                while head + count < tail and count < max_batch:
+                while head + count < open_to and count < max_batch:
                     r = queue[head + count]
                     blocks = (prompt[r] + output[r] + block - 1) // block
                     length = blocks if blocks > longest else longest
@@ -110,7 +126,7 @@ def serve_loop(
                     run[num_run] = r
                     num_run += 1
             if policy == ORCA:
-                while head < tail and num_run < max_batch:
+                while head < open_to and num_run < max_batch:
                     r = queue[head]
                     blocks = (prompt[r] + output[r] + block - 1) // block
                     if blocks > free:
@@ -129,7 +145,7 @@ def serve_loop(
             left = budget
             if policy == V0:
                 first_new = num_run
-                while head < tail and num_run < max_batch:
+                while head < open_to and num_run < max_batch:
                     r = queue[head]
                     need = prompt[r] + generated[r] - computed[r]
                     blocks = (prompt[r] + generated[r] + block - 1) // block
@@ -182,7 +198,7 @@ def serve_loop(
                     place += 1
                 num_new = place
                 if policy != V0 and evictions == 0:
-                    while head < tail and left > 0 and num_run < max_batch:
+                    while head < open_to and left > 0 and num_run < max_batch:
                         r = queue[head]
                         need = prompt[r] + generated[r] - computed[r]
                         share = need if need < left else left
@@ -282,6 +298,12 @@ def serve_loop(
         # ---- how often the same again
         if num_prefill > 0 or evictions > 0 or num_new < num_run or sampled < num_new:
             steps = 1
+        if poll > 1 and steps > poll - unpolled:
+            steps = poll - unpolled
+        if hold > 0 and closed == 0 and head < seen and num_run < max_batch:
+            steps = 1  # there is no room for who was let in, and the gate closes
+        elif hold > 0 and (closed == 1 or groups > 1) and steps > hold - held_back:
+            steps = hold - held_back
         if steps > 1:
             if room < steps - 1:
                 steps = int(room) + 1
@@ -305,6 +327,9 @@ def serve_loop(
         lasted = one * steps + more
         end = now + lasted
         # ---- afterwards
+        unpolled = 0 if num_prefill > 0 or poll <= 1 else (unpolled + steps) % poll
+        if closed == 1 or groups > 1:
+            held_back += steps
         spent_s[LINEAR] += linear * steps
         spent_s[SAMPLED] += head_s * steps
         spent_s[DECODE] += decode * steps + slope * steps * (steps - 1) / 2.0

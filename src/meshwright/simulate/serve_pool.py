@@ -42,7 +42,8 @@ class ReplicaSeen:
     @property
     def waiting(self) -> int:
         """Requests that wait, here or for their cache to come."""
-        return len(self.state.waiting) + len(self.state.coming) + len(self.state.offered)
+        unseen = len(self.state.gate.unseen)
+        return unseen + len(self.state.waiting) + len(self.state.coming) + len(self.state.offered)
 
     @property
     def running(self) -> int:
@@ -57,7 +58,7 @@ class ReplicaSeen:
     @property
     def tokens(self) -> int:
         """Tokens that its requests hold, or wait with."""
-        here = (self.state.waiting, self.state.running, self.state.coming.values())
+        here = (self.state.gate.unseen, self.state.waiting, self.state.running, self.state.coming.values())
         offered = sum(new.prompt + new.generated for new in self.state.offered)
         return sum(one.target for some in here for one in some) + offered
 

@@ -37,27 +37,32 @@ class EngineWords(msgspec.Struct, frozen=True, kw_only=True):
     """The options of the serving engine: the batching ``policy`` and its limits.
 
     At most ``max_batch`` requests run at a time, and an iteration computes at most ``budget`` tokens (0: as the policy
-    usually does). Keys and values of ``kv`` precision lie in blocks of ``block`` tokens: ``kv_blocks`` of them, or as
-    many as fit into the share ``memory`` of the device's (0: counted). ``graphs``: iterations of few tokens are
-    replayed from CUDA graphs. ``order`` says who of those who wait runs first; with ``prefix_cache`` blocks of a common
-    prefix are shared and kept; a ``chunk_cache`` keeps texts wherever they stand in a prompt, and computes that share
-    of their tokens again, which is approximate. A request that is evicted is computed again, or swapped (``preempt``)
-    to ``host_bytes`` of the host's memory for each rank, where shared blocks that leave the device go too.
-    ``kv_budget`` keeps a part of each context alone, which is approximate. Adapters lie in the cache's memory (``lora``
-    unified), in so many ``adapter_slots`` of their own, or are merged into the weights one at a time; built from a pool
-    (``adapter_pool``) they take its rank of memory. The model ``draft`` (or ``ngram``) guesses so many tokens ahead
-    (``guesses``, 0: as the policy of ``speculation`` usually does), each of which comes true with the chance
-    ``accept``; ``targets`` copies of the model verify. ``kv_send`` says whether a prompt's keys and values go to
-    another pool as a whole or layer by layer, while later layers are computed. ``profile`` names the engine whose host
-    times are meant. Replicas that ``borrow`` keep what they have no room for in the memory of others; those in
-    ``pairs`` hold copies of each other's caches. Jobs ``beside`` train on the devices that serve, on the part of them
-    that ``sharing`` gives. Replicas that draw from one ``power`` supply are servers of a row.
+    usually does). It looks for new requests once in ``poll`` iterations of decoding, and lets prompts wait for up to
+    ``batch_wait`` of them, until they ``fill`` that share of the budget or each attention group has one. Keys and
+    values of ``kv`` precision lie in blocks of ``block`` tokens: ``kv_blocks`` of them, or as many as fit into the
+    share ``memory`` of the device's (0: counted). ``graphs``: iterations of few tokens are replayed from CUDA graphs.
+    ``order`` says who of those who wait runs first; with ``prefix_cache`` blocks of a common prefix are shared and
+    kept; a ``chunk_cache`` keeps texts wherever they stand in a prompt, and computes that share of their tokens again,
+    which is approximate. A request that is evicted is computed again, or swapped (``preempt``) to ``host_bytes`` of the
+    host's memory for each rank, where shared blocks that leave the device go too. ``kv_budget`` keeps a part of each
+    context alone, which is approximate. Adapters lie in the cache's memory (``lora`` unified), in so many
+    ``adapter_slots`` of their own, or are merged into the weights one at a time; built from a pool (``adapter_pool``)
+    they take its rank of memory. The model ``draft`` (or ``ngram``) guesses so many tokens ahead (``guesses``, 0: as
+    the policy of ``speculation`` usually does), each of which comes true with the chance ``accept``; ``targets`` copies
+    of the model verify. ``kv_send`` says whether a prompt's keys and values go to another pool as a whole or layer by
+    layer, while later layers are computed. ``profile`` names the engine whose host times are meant. Replicas that
+    ``borrow`` keep what they have no room for in the memory of others; those in ``pairs`` hold copies of each other's
+    caches. Jobs ``beside`` train on the devices that serve, on the part of them that ``sharing`` gives. Replicas that
+    draw from one ``power`` supply are servers of a row.
     """
 
     policy: str = "vllm-v1"
     profile: str = "default"
     max_batch: int = 256
     budget: int = 0
+    poll: int = 1
+    batch_wait: int = 0
+    fill: float = 0.0
     block: int = 16
     kv_blocks: int = 0
     kv: str = "bf16"
@@ -97,6 +102,9 @@ ENGINE_READERS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "engine": ("engine.profile", policy_name, "an engine profile: meshwright catalog"),
     "max_batch": ("engine.max_batch", count(65536), "a positive number of requests up to 65,536"),
     "budget": ("engine.budget", token_budget, "a positive number of tokens of an iteration, or auto"),
+    "poll": ("engine.poll", count(65536), "a positive number of iterations up to 65,536"),
+    "batch_wait": ("engine.batch_wait", count(65536), "a positive number of iterations up to 65,536"),
+    "fill": ("engine.fill", lambda t: positive(t, 1.0), "a share of the token budget above 0 up to 1"),
     "block": ("engine.block", count(4096), "a positive number of tokens of a block up to 4,096"),
     "kv_blocks": ("engine.kv_blocks", num_requests, "a positive number of blocks"),
     "kv": ("engine.kv", one_of(KV_BYTES), f"one of {', '.join(KV_BYTES)}"),

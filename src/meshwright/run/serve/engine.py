@@ -166,7 +166,7 @@ class TorchEngine:
         state, blocks = self.state, self.decider.limits.blocks
         now = {
             "running": len(state.running),
-            "waiting": len(state.waiting) + len(self.arrived),
+            "waiting": len(state.waiting) + len(state.gate.unseen) + len(self.arrived),
             "blocks": blocks,
             "blocks_used": blocks - state.cache.free,
         }

@@ -1,0 +1,77 @@
+"""The gate of an engine: when it looks for new requests, and when prompts that wait are let into an iteration.
+
+An engine that talks to its clients' processes after every iteration loses time by it, so that SGLang looks for new
+requests once in so many iterations of decoding (``--scheduler-recv-interval``; after an iteration with a prompt it
+looks at once: sglang/srt/managers/scheduler_recv_skipper.py). An iteration with a prompt is long for everybody who
+decodes, whatever else is in it, so that TensorRT-LLM lets prompts wait until there are enough of them: those that
+fill a share of the budget (``batch_wait_timeout_iters``, ``batch_wait_max_tokens_ratio``), or one for each attention
+group, which otherwise wait for the one that has a prompt (``attention_dp_config``;
+tensorrt_llm/_torch/pyexecutor/scheduler).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from meshwright.serving.engine_request import EngineRequest
+from meshwright.serving.fcfs import FOR_EVER
+
+if TYPE_CHECKING:
+    from meshwright.serving.batching import EngineState
+    from meshwright.serving.cache import EngineLimits
+
+
+class AdmissionGate:
+    """The gate of one engine. ``unseen`` came since it last looked; ``closed``: nobody who waits is let in now;
+    ``since`` are the iterations since it looked, ``held`` those since prompts were last let in, or began to wait."""
+
+    def __init__(self, limits: EngineLimits):
+        self.limits = limits
+        self.unseen: list[EngineRequest] = []
+        self.closed = False
+        self.since = self.held = 0
+
+    def came(self, one: EngineRequest, state: EngineState) -> None:
+        """Note a new request, which waits from when the engine looks."""
+        if self.limits.poll > 1:
+            self.unseen.append(one)
+        else:
+            state.waiting.add(one)
+
+    def look(self, state: EngineState) -> None:
+        """Look for new requests if it is time to, and decide whether prompts are let in."""
+        if self.unseen and (self.since == 0 or not state.running):
+            for one in self.unseen:
+                state.waiting.add(one)
+            self.unseen.clear()
+        if self.limits.batch_wait:
+            self.closed = self._closed(state)
+
+    def _closed(self, state: EngineState) -> bool:
+        limits, running, waiting = self.limits, len(state.running), len(state.waiting)
+        closed = False
+        if waiting and self.held < limits.batch_wait and limits.groups <= running < limits.max_batch:
+            there = waiting
+            if limits.groups <= 1:
+                there = min(running + sum(one.target - one.computed for one in state.waiting), limits.budget)
+            closed = there < limits.enough
+        if not closed and (waiting or self.held >= limits.batch_wait or running < limits.groups):
+            self.held = 0
+        return closed
+
+    def passed(self, times: int, prompts: bool) -> None:
+        """Note that so many iterations passed, and whether they computed a part of a prompt."""
+        if self.limits.poll > 1:
+            self.since = 0 if prompts else (self.since + times) % self.limits.poll
+        if self.limits.batch_wait and (self.closed or self.limits.groups > 1):
+            self.held += times
+
+    def room(self, state: EngineState) -> int:
+        """Return the iterations after which it looks again, may let prompts in that wait, or closes."""
+        limits = self.limits
+        found = limits.poll - self.since if limits.poll > 1 else FOR_EVER
+        if limits.batch_wait and (self.closed or limits.groups > 1):
+            found = min(found, max(limits.batch_wait - self.held, 1))
+        if limits.batch_wait and not self.closed and len(state.waiting) and len(state.running) < limits.max_batch:
+            found = 1  # there is no room for who was let in
+        return found
