@@ -22,6 +22,7 @@ MODULES = (
     "embedding",
     "head",
     "boundary",
+    "diffusion",
     "scans",
     "shared",
 )

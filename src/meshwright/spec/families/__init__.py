@@ -7,7 +7,7 @@ from typing import Any
 
 from meshwright.errors import MeshwrightError, nearest
 from meshwright.spec.architecture import Model
-from meshwright.spec.families import encoders, experts, gemma, gpt, hybrids, latent, llama, mixed, pairs
+from meshwright.spec.families import diffusion, encoders, experts, gemma, gpt, hybrids, latent, llama, mixed, pairs
 from meshwright.spec.families.reader import ConfigReader, shown
 from meshwright.spec.families.refused import MISSING
 
@@ -75,6 +75,7 @@ READERS: dict[str, Callable[[ConfigReader], Model]] = {
     "qwen3_next": hybrids.qwen3_next,
     "qwen3_5": hybrids.qwen3_5,
     "qwen3_5_moe": hybrids.qwen3_5_moe,
+    "dit": diffusion.dit,
     "t5": pairs.t5,
     "bart": pairs.bart,
     "llava": pairs.llava,
@@ -106,6 +107,7 @@ SPELLINGS: dict[str, dict[str, str]] = {
     "opt": {"intermediate_size": "ffn_dim"},
     "mpt": _MOSAIC,
     "dbrx": _MOSAIC,
+    "dit": {"num_hidden_layers": "num_layers"},
     "hf_olmo": _MOSAIC | {"max_position_embeddings": "max_sequence_length", "num_key_value_heads": "n_kv_heads"},
 }  # fmt: skip
 
@@ -120,6 +122,7 @@ _CLASSES = {
     **dict.fromkeys(("CLIPTextModel", "CLIPTextModelWithProjection"), "clip_text_model"),
     **dict.fromkeys(("CLIPVisionModel", "CLIPVisionModelWithProjection"), "clip_vision_model"),
     "XLMRobertaForMaskedLM": "xlm_roberta",
+    **dict.fromkeys(("DiTTransformer2DModel", "Transformer2DModel"), "dit"),
 }
 _HEADS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 #: Families that read the class's head themselves.
@@ -134,6 +137,7 @@ _OWN_HEADS = (
     "t5",
     "bart",
     "llava",
+    "dit",
 )
 _OTHER_HEADS = ("ForMaskedLM", "ForPreTraining", "ForImageClassification", "Model")
 _NESTED = ("text_config", "language_config", "llm_config")
@@ -175,6 +179,8 @@ def family_of(config: Mapping[str, Any], *, name: str, place: str) -> str:
     """The family that the first of ``architectures``, or else ``model_type``, names."""
     classes = config.get("architectures")
     named = classes[0] if isinstance(classes, list | tuple) and classes and isinstance(classes[0], str) else ""
+    if not named and isinstance(config.get("_class_name"), str):  # as diffusers names them
+        named = config["_class_name"]
     kind = config.get("model_type")
     kind = kind.lower().replace("-", "_").removesuffix("_text") if isinstance(kind, str) else ""
     stem = _stem(named)

@@ -1,0 +1,79 @@
+"""Parts of diffusion transformers: patches of noisy latents, norms that a step and a class decide, and the noise found.
+
+DiT (Peebles and Xie, 2212.09748), with adaptive norms that begin at zero: from the embedding of a step and a class a
+product makes the scales, shifts and gates of a block, one vector for each sequence and not for each token.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Latents(msgspec.Struct, frozen=True, kw_only=True):
+    """Patches of noisy latents become hidden states; the step and the class become one vector of a sequence.
+
+    Attributes:
+        channels: of a latent.
+        patch: side of a patch, in latents.
+        positions: rows of a fixed table of positions, which the checkpoint holds.
+        classes: rows of the table of classes, that of no class included; 0 = none.
+        frequencies: numbers that a step is written in before its two products.
+        stream: which tokens.
+    """
+
+    channels: int
+    patch: int
+    positions: int
+    classes: int
+    frequencies: int = 256
+    stream: int = 0
+
+    @property
+    def inner(self) -> int:
+        """Numbers in one patch."""
+        return self.channels * self.patch**2
+
+    def step_params(self, hidden: int) -> int:
+        """Parameters of the two products that a step passes."""
+        return (self.frequencies + 1) * hidden + (hidden + 1) * hidden
+
+    def looked_up(self, hidden: int) -> int:
+        """Parameters that are added and multiply nothing: positions, and a class's row."""
+        return (self.positions + self.classes) * hidden
+
+    def num_params(self, hidden: int) -> int:
+        """Parameters of the patches' product, the step's and the tables."""
+        return (self.inner + 1) * hidden + self.step_params(hidden) + self.looked_up(hidden)
+
+
+class Modulation(msgspec.Struct, frozen=True, kw_only=True):
+    """The product by which a step and a class scale, shift and gate a block's paths: ``vectors`` of the hidden width
+    for each sequence (adaLN-Zero: a shift, a scale and a gate for attention and for the MLP)."""
+
+    vectors: int = 6
+
+    def num_params(self, hidden: int) -> int:
+        """Parameters of the product and its bias."""
+        return (hidden + 1) * self.vectors * hidden
+
+
+class Denoised(msgspec.Struct, frozen=True, kw_only=True):
+    """The last layer: a norm that is scaled and shifted, and a product from hidden states to patches of ``channels``
+    (the noise and, where that is learned, its variance), whose squared error is the loss."""
+
+    channels: int
+    patch: int
+    stream: int = 0
+
+    @property
+    def inner(self) -> int:
+        """Numbers in one patch."""
+        return self.channels * self.patch**2
+
+    def norm_params(self, hidden: int) -> int:
+        """Parameters of the norm, which has none of its own."""
+        return 0
+
+    def num_params(self, hidden: int) -> int:
+        """Parameters of the modulation and of the product."""
+        return Modulation(vectors=2).num_params(hidden) + (hidden + 1) * self.inner

@@ -1,0 +1,56 @@
+"""Diffusion transformers over latents of images, as diffusers' configurations say them: DiT (2212.09748).
+
+A block's norms have no weights of their own: a product from the step's and the class's embedding makes them. Images of
+other sizes than the published ones have other numbers of tokens, which the workload says.
+"""
+
+from __future__ import annotations
+
+from meshwright.spec.architecture import Model
+from meshwright.spec.diffusion import Denoised, Latents, Modulation
+from meshwright.spec.ends import Stream
+from meshwright.spec.families.parts import model
+from meshwright.spec.families.reader import ConfigReader
+from meshwright.spec.layers import Attention, Block, Dense
+
+#: The kind of norm that is modelled, of those that diffusers has.
+ADAPTIVE = "ada_norm_zero"
+
+
+def dit(r: ConfigReader) -> Model:
+    """DiT: attention and an MLP of four times the width with biases, each scaled, shifted and gated."""
+    heads, width = r.int("num_attention_heads", default=16), r.int("attention_head_dim", default=72)
+    hidden = heads * width
+    if r.text("norm_type", default=ADAPTIVE) != ADAPTIVE or r.config.get("cross_attention_dim"):
+        said = "cross_attention_dim" if r.config.get("cross_attention_dim") else "norm_type"
+        r.fault("M005", f"{said} is not modelled", said, f"modelled: norm_type {ADAPTIVE}, without cross attention")
+    channels, patch = r.int("in_channels", default=4), r.int("patch_size", default=2)
+    size = r.int("sample_size", default=32)
+    r.divides("patch_size", "sample_size", patch, size)
+    bias = r.flag("attention_bias", default=True)
+    activation = r.text("activation_fn", default="gelu-approximate").replace("-approximate", "")
+    attention = Attention(
+        heads=heads, kv_heads=heads, head_dim=width, v_head_dim=width, rotary=False, qkv_bias=bias, out_bias=bias
+    )
+    block = Block(
+        attention=attention,
+        mlp=Dense(ffn=4 * hidden, gated=False, activation=activation, bias=True),
+        norm="layernorm",
+        norm_vectors=0,
+        before=(Modulation(),),
+    )
+    r.ignore(
+        *("norm_type", "cross_attention_dim", "num_vector_embeds", "only_cross_attention", "double_self_attention"),
+        *("norm_num_groups", "norm_elementwise_affine", "upcast_attention", "use_linear_projection", "dropout"),
+    )
+    count = (size // patch) ** 2
+    classes = r.int("num_embeds_ada_norm", default=1000, low=0)
+    return model(
+        r,
+        [block] * r.layers(),
+        embedding=Latents(channels=channels, patch=patch, positions=count, classes=classes + bool(classes)),
+        head=Denoised(channels=r.int("out_channels", default=2 * channels), patch=patch),
+        hidden=hidden,
+        max_seq_len=0,
+        streams=(Stream(name="image", hidden=hidden, causal=False),),
+    )
