@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import tempfile
@@ -43,6 +44,7 @@ def launch(num_ranks: int, function, *args, timeout_s: float = 120.0) -> list[An
 
 def _child(rank: int, num_ranks: int, function, args, folder: str) -> None:
     code = 1
+    gc.freeze()  # as ranks of the product do
     try:
         torch.set_num_threads(1)
         if num_ranks > 1:

@@ -11,6 +11,7 @@ watching.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import re
@@ -202,6 +203,7 @@ def _child(
     beats: Any,
 ) -> None:
     """A rank's whole life; never returns."""
+    gc.freeze()  # what the parent holds stays: a collection would look at all of it, and copy its pages
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent has it too, and passes it on once
     signal.signal(signal.SIGTERM, stop if stops else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKING)
