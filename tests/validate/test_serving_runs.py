@@ -7,7 +7,7 @@ import pytest
 from meshwright.cli import main
 from meshwright.validate import tables
 from meshwright.validate.score import Unsupported
-from meshwright.validate.serving import ServingScore, scored, summary
+from meshwright.validate.serving import ServingScore, asked, scored, summary
 
 COLUMNS = tables.REQUIRED["serving_runs"]
 ROW = {
@@ -66,6 +66,25 @@ def test_a_static_batch_and_a_rate_are_loads_too():
 def test_a_row_that_is_not_predicted_says_why(cells, reason):
     found = only(**cells)
     assert isinstance(found, Unsupported) and found.reason == reason
+
+
+def test_what_a_benchmarks_scripts_say_of_the_engine_is_asked():
+    def words(**cells):
+        row = (
+            ROW | {"source_ref": "systems/silicon_sample.csv (source_file=2026-03-25.csv)", "precision": "fp8"} | cells
+        )
+        engine = asked(row | {"tp": row["tp"] if row["tp"] != "1" else "8", "hardware": "b200_sxm"}).serve.engine
+        return engine.poll, engine.batch_wait, engine.fill, engine.budget
+
+    r1, even = {"model": "deepseek-ai/DeepSeek-R1", "ep": "1"}, {"isl": "1024", "osl": "1024"}
+    assert words(**r1, engine="sglang", concurrency="8") == (10, 0, 0.0, 32768)
+    assert words(**r1, engine="sglang", concurrency="16", precision="fp4") == (30, 0, 0.0, 16384)
+    # 8,192 + 64 + 64 tokens in full 64s of each of eight groups, which wait for one another
+    groups = {"dp": "8", "tp": "01", "ep": "8", "isl": "8192", "concurrency": "64"}
+    assert words(**r1 | groups, engine="trtllm") == (1, 60, 0.0, 8 * 8320)
+    dense = {"model": "meta-llama/Llama-3.1-70B", "engine": "trtllm"}
+    assert words(**dense, **even, tp="4") == (1, 20, 0.9, 16384) and words(**dense, **even) == (1, 0, 0.0, 16384)
+    assert words(**dense, **even, tp="4", source_ref="elsewhere") == (1, 0, 0.0, 0)
 
 
 def test_errors_are_those_of_their_definition():

@@ -11,17 +11,19 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwright.spec.requests import Requests
+from meshwright.validate.launches import INFERENCEMAX, LaunchScript
 
 
 class Protocol(NamedTuple):
     """How a publication measured: in which month (``date``); the ``shortest`` lengths as a share of those stated, which
-    are drawn evenly in between; how many ``rounds`` of a closed loop's open requests are served; and the precision of
-    the cache where weights are quantised (``kv``, "" as the row says)."""
+    are drawn evenly in between; how many ``rounds`` of a closed loop's open requests are served; the precision of
+    the cache where weights are quantised (``kv``, "" as the row says); and the ``scripts`` that launch its servers."""
 
     date: str = ""
     shortest: float = 1.0
     rounds: int = 4
     kv: str = ""
+    scripts: tuple[LaunchScript, ...] = ()
 
 
 #: Protocols by what a row's ``source_ref`` says, in the order they are tried.
@@ -30,9 +32,11 @@ PROTOCOLS: tuple[tuple[str, Protocol], ...] = (
     # scripts say: RANDOM_RANGE_RATIO 0.8, num-prompts ten times the concurrency, request-rate inf, kv-cache-dtype fp8.
     (
         r"source_file=\d{4}-\d\d-\d\d\.csv|db-dump/\d{4}",
-        Protocol(date="2026-03", shortest=0.8, rounds=10, kv="fp8"),
+        Protocol(date="2026-03", shortest=0.8, rounds=10, kv="fp8", scripts=INFERENCEMAX),
     ),
-    (r"ai-dynamo/aiconfigurator", Protocol(date="2025-12")),
+    # Its own measurements: lengths as said, ten times the open requests behind a warm-up of two
+    # (src/aiconfigurator/eval/benchmarks/genai_perf_runner.py: synthetic-input-tokens-stddev 0, request-count).
+    (r"ai-dynamo/aiconfigurator", Protocol(date="2025-12", rounds=10)),
     (r"argonne-lcf/LLM-Inference-Bench", Protocol(date="2024-10")),  # 2411.00136
     (r"microsoft/apex_plus", Protocol(date="2024-11")),  # 2411.17651
     (r"Mutinifni/splitwise-sim", Protocol(date="2023-10")),  # 2311.18677

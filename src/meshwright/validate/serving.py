@@ -29,6 +29,7 @@ from meshwright.spec.engine_words import KV_BYTES, EngineWords
 from meshwright.spec.model import Model
 from meshwright.spec.requests import Requests
 from meshwright.spec.serve import Serve
+from meshwright.validate.launches import LaunchedServer, launched
 from meshwright.validate.protocols import closed_loop, protocol_of
 from meshwright.validate.score import Unsupported
 from meshwright.validate.tables import number, whole
@@ -159,9 +160,11 @@ def _load(row: dict[str, str]) -> tuple[Serve, Requests]:
         raise unsupported("lengths not stated")
     protocol = protocol_of(row)
     kv = row.get("kv_dtype") or (protocol.kv if row["precision"] in ("fp8", "fp4") else "")
-    engine = EngineWords(max_batch=MAX_BATCH, profile=profile_of(row), kv=kv if kv in KV_BYTES else "bf16")
-    said = {"prompt": prompt, "output": output, "engine": engine}
     concurrency, batch, rate = whole(row, "concurrency"), whole(row, "batch_size"), number(row, "rate_req_s")
+    shape = (whole(row, "tp", 1) or 1, whole(row, "dp", 1) or 1, concurrency or 0, prompt, output)
+    words = launched(protocol.scripts, row, family(row["engine"]), LaunchedServer(row["precision"], *shape))
+    engine = EngineWords(max_batch=MAX_BATCH, profile=profile_of(row), kv=kv if kv in KV_BYTES else "bf16", **words)
+    said = {"prompt": prompt, "output": output, "engine": engine}
     if row["load_type"] == "concurrency" and concurrency:
         serve = Serve(concurrency=concurrency, requests=concurrency * protocol.rounds, **said)
         return serve, closed_loop(protocol, concurrency, prompt, output)

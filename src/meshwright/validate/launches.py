@@ -1,0 +1,83 @@
+"""Settings with which a publication's scripts launch its servers: what a row's columns leave open of the engine.
+
+The launch scripts of the nightly benchmark InferenceMAX (now InferenceX: benchmarks/single_node/fixed_seq_len/*.sh at
+8eec0d4e and 25cbe715, benchmarks/70b_*_trt_slurm.sh at 1b563c85) choose them by model, device and load. They changed
+over the months and a row does not say its script's date: these are the scripts that were read, and none was chosen by
+a result.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+class LaunchedServer(NamedTuple):
+    """A server that is to be launched: its ``precision``, ranks of an attention group (``tp``), groups (``adp``), and
+    the load's open requests and lengths."""
+
+    precision: str
+    tp: int
+    adp: int
+    concurrency: int
+    prompt: int
+    output: int
+
+    @property
+    def even(self) -> bool:
+        """Whether prompts and answers are of 1,024 tokens, for which scripts delay prompts."""
+        return self.prompt == self.output == 1024
+
+
+class LaunchScript(NamedTuple):
+    """A script: which ``engine`` it launches, the ``model`` and the ``hardware`` it is for (patterns), and the engine's
+    words for a server."""
+
+    engine: str
+    model: str
+    hardware: str
+    words: Callable[[LaunchedServer], dict[str, int | float]]
+
+
+def _polled(server: LaunchedServer) -> dict[str, int | float]:
+    """--scheduler-recv-interval and --chunked-prefill-size of DeepSeek-R1 in SGLang."""
+    chunk = 16384 if server.precision == "fp4" else 32768 if server.tp == 8 else 8192
+    return {"poll": 30 if server.concurrency >= 16 and (server.tp == 8 or chunk == 16384) else 10, "budget": chunk}
+
+
+def _delayed(server: LaunchedServer) -> dict[str, int | float]:
+    """max_num_tokens, attention_dp_config and batch_wait_* of DeepSeek-R1 in TensorRT-LLM; its schedulers are one for
+    each group."""
+    tokens = max(8192, -(-(server.concurrency + server.prompt + 64) // 64) * 64)
+    found: dict[str, int | float] = {"budget": tokens * server.adp}
+    if server.adp > 1:
+        return found | {"batch_wait": 60}
+    delays = server.precision == "fp8" and server.even and server.concurrency >= 64
+    return found | ({"batch_wait": 40, "fill": 0.8} if delays else {})
+
+
+#: Scripts of InferenceMAX.
+INFERENCEMAX: tuple[LaunchScript, ...] = (
+    LaunchScript("sglang", "DeepSeek-R1", "b200", _polled),
+    LaunchScript("sglang", "DeepSeek-R1", "h200", lambda server: {"budget": 32768}),
+    LaunchScript("sglang", "GLM-5", "b200", lambda server: {"budget": 32768}),
+    LaunchScript("sglang", "Qwen3.5", "h200", lambda server: {"budget": 16384}),
+    LaunchScript("trtllm", "DeepSeek-(R1|V3)", "b200", _delayed),
+    LaunchScript("trtllm", "DeepSeek-(R1|V3)", "h200", lambda s: _delayed(s._replace(precision=""))),
+    LaunchScript("trtllm", "gpt-oss", "", lambda server: {"budget": 20000 * server.adp}),
+    LaunchScript(
+        *("trtllm", "Llama-3.[13]-70B", ""),
+        lambda server: {"budget": 16384} | ({"batch_wait": 20, "fill": 0.9} if server.even and server.tp < 8 else {}),
+    ),
+)
+
+
+def launched(
+    scripts: tuple[LaunchScript, ...], row: dict[str, str], engine: str, server: LaunchedServer
+) -> dict[str, int | float]:
+    """Return the engine's words that a row's script says; none where no script is for its model, device and engine."""
+    for script in scripts:
+        if script.engine == engine and re.search(script.model, row["model"]) and script.hardware in row["hardware"]:
+            return script.words(server)
+    return {}
