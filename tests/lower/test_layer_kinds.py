@@ -74,6 +74,23 @@ def test_context_parallelism_swaps_heads_for_tokens_around_a_scan_of_whole_seque
     assert back.num_bytes == 256 * 4096 * 2
 
 
+def test_experts_in_a_latent_space_are_sent_less_and_are_narrower():
+    """Nemotron 3 Super: 22 of 512 experts a token, 4096 wide outside and 1024 inside."""
+    model = load("nemotron-3-super-120b-a12b")
+    kind = next(k for k, block in enumerate(model.blocks) if isinstance(block.mlp, parts.Moe))
+    found = {p.name: p for p in pieces(model, "dp8 ep8 mb1", kind)}
+    for exchange in ("dispatch all-to-all", "combine all-to-all"):
+        assert found[exchange].forward.num_bytes == 1024 * 22 * 1024 * 2
+        assert found[exchange].forward.routed.hidden == 1024
+    assert (found["experts up"].forward.n, found["experts up"].forward.k) == (2688, 1024)
+    into, out = found["latent in"].forward, found["latent out"].forward
+    assert [(into.m, into.n, into.k), (out.m, out.n, out.k)] == [(1024, 1024, 4096), (1024, 4096, 1024)]
+    assert found["latent in"].saved == 0 and found["latent out"].saved == 1024 * 1024 * 2
+    # router with a number an expert, both ways and the norm are whole on every rank; shared experts are split
+    whole = 512 * (4096 + 1) + 2 * 4096 * 1024 + 4096
+    assert held(model, "tp4 ep4 dp2 etp1", kind) == whole + 2 * 4096 * 5376 / 4
+
+
 def test_the_state_of_a_scan_does_not_grow_and_the_cache_of_attention_does():
     linear, full = NEXT.blocks
     kept = layers.of(linear).state(linear)

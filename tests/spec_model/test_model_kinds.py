@@ -10,6 +10,7 @@ from meshwright import catalog
 from meshwright.cli import main
 from meshwright.errors import MeshwrightError
 from meshwright.spec.ends import Bridge, Embedding, Features, Patches
+from meshwright.spec.layers import Dense
 from meshwright.spec.mixers import GatedDelta, Mamba, Mamba2
 from meshwright.spec.model import config, from_config, load
 from meshwright.spec.workload import parse
@@ -40,6 +41,14 @@ SMALL = {
     "mamba-codestral-7b": {"hidden_size": 48, "num_hidden_layers": 2, "num_heads": 12, "head_dim": 8, "n_groups": 4},
     "jamba-v0.1": {"hidden_size": 48, "num_hidden_layers": 8, "intermediate_size": 80, "mamba_dt_rank": 5},
     "qwen3-next-80b-a3b": {"hidden_size": 48, "num_hidden_layers": 4, "num_experts": 6, "num_experts_per_tok": 2},
+    "nemotron-3-super-120b-a12b": {
+        "hidden_size": 48,
+        "n_routed_experts": 5,
+        "num_experts_per_tok": 2,
+        "moe_latent_size": 20,
+    },
+    "bamba-9b": {"hidden_size": 64, "num_hidden_layers": 5, "attn_layer_indices": [3], "mamba_d_head": "auto"},
+    "granite-4.0-h-tiny": {"hidden_size": 48, "mamba_n_heads": 12, "mamba_d_head": 8, "num_local_experts": 6},
 }
 CLASSES = {"t5-large": "T5ForConditionalGeneration"}
 
@@ -55,7 +64,32 @@ def test_small_models_of_a_family_count_what_transformers_instantiates(name):
     known = made.config_class.from_dict({k: v for k, v in found.items() if k != "architectures"})
     with torch.device("meta"):
         net = made(known)
-    assert from_config(found).num_params == sum(p.numel() for p in net.parameters())
+    # numbers by which a router selects are stored as buffers there
+    selecting = sum(b.numel() for name, b in net.named_buffers() if name.endswith("e_score_correction_bias"))
+    assert from_config(found).num_params == sum(p.numel() for p in net.parameters()) + selecting
+
+
+def test_granite_without_experts_has_the_mlp_that_all_tokens_pass():
+    found = changed("granite-4.0-h-tiny", num_local_experts=0, num_experts_per_tok=0)
+    assert {type(block.mlp) for block in from_config(found).blocks} == {Dense}
+    assert from_config(found).blocks[0].mlp.ffn == 1024
+
+
+# What transformers 5.23 instantiates, with the numbers by which routers select. Published: 9.78B (Bamba's
+# documentation), 7B, 120B of which 12B are active, 550B of which 55B.
+@pytest.mark.parametrize(
+    ("name", "total", "active"),
+    [
+        ("bamba-9b", 9_780_235_392, 9.78e9),
+        ("granite-4.0-h-tiny", 6_939_037_248, None),
+        ("nemotron-3-super-120b-a12b", 120_668_707_840, 12e9),
+        ("nemotron-3-ultra-550b-a55b", 549_308_993_536, 55e9),
+    ],
+)
+def test_hybrids_are_as_large_as_published(name, total, active):
+    found = load(name)
+    assert found.num_params == total
+    assert active is None or found.active_params == pytest.approx(active, rel=0.07)
 
 
 def test_hybrids_have_their_layers_where_the_configuration_puts_them():
@@ -109,8 +143,14 @@ def test_what_the_kinds_read_is_understood():
     ("name", "values", "said"),
     [
         ("nemotron-h-56b", {"hybrid_override_pattern": "M-R", "num_hidden_layers": 3}, "not modelled: 'R'"),
+        ("nemotron-3-ultra-550b-a55b", {"layers_block_type": ["mamba", {}]}, "not modelled: '{}'"),
+        ("granite-4.0-h-tiny", {"layer_types": ["mamba"] * 39 + [{}]}, "not modelled: '{}'"),
         ("nemotron-h-56b", {"num_hidden_layers": 7}, "num_hidden_layers=7 and the pattern has 118 layers"),
-        ("nemotron-3-nano-30b-a3b", {"moe_latent_size": 64}, "moe_latent_size is not modelled"),
+        ("nemotron-3-super-120b-a12b", {"moe_latent_size": -1}, "moe_latent_size"),
+        ("bamba-9b", {"attn_layer_indices": [9, 32]}, "a layer beyond num_hidden_layers=32"),
+        ("bamba-9b", {"mamba_d_head": 63}, "mamba_d_head=63 * mamba_n_heads=128 is not mamba_expand * hidden_size"),
+        ("granite-4.0-h-tiny", {"layer_types": ["mamba"] * 39 + ["rwkv"]}, "not modelled: 'rwkv'"),
+        ("granite-4.0-h-tiny", {"layer_types": ["mamba"]}, "num_hidden_layers=40 and layer_types has 1 layers"),
         ("qwen3-next-80b-a3b", {"layer_types": ["linear_attention", "rwkv"] * 24}, "not modelled: 'rwkv'"),
         ("qwen3-next-80b-a3b", {"linear_num_key_heads": 5}, "linear_num_key_heads=5 does not divide"),
         ("bert-base", {"architectures": ["BertForQuestionAnswering"]}, "the head of BertForQuestionAnswering"),

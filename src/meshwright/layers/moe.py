@@ -10,7 +10,7 @@ import msgspec
 
 from meshwright.layers.kind import Flops, Held, Kind, Tokens
 from meshwright.layers.mlp import activation, adapted, dense
-from meshwright.layers.pieces import Context, Piece, dequantised
+from meshwright.layers.pieces import Context, Piece, dequantised, linear
 from meshwright.spec.layers import Moe
 from meshwright.work import Collective, Elementwise, Gemm, GroupedGemm, Routed
 
@@ -47,7 +47,7 @@ def _shared(c: Context, spec: Moe) -> list[Piece]:
 
 def stretches(c: Context, spec: Moe) -> tuple[list[Piece], list[Piece], list[Piece]]:
     """Return a mixture's pieces in front of the exchange, from there to its way back, and behind that."""
-    e, hidden, plan, load = c.element, c.hidden, c.plan, c.load(spec)
+    e, hidden, plan, load = c.element, spec.width(c.hidden), c.plan, c.load(spec)
     tokens = c.routed_tokens
     sent = tokens * spec.top_k
     routed = sent * hidden * e
@@ -59,6 +59,7 @@ def stretches(c: Context, spec: Moe) -> tuple[list[Piece], list[Piece], list[Pie
     first = [
         *_cut(c, "tokens", forward=False),
         _router(c, spec, tokens),
+        *_latent(c, spec, "latent in"),
         Piece(
             name=SORTED,
             forward=Elementwise(num_bytes=routed + tokens * hidden * e, kernels=2),
@@ -79,9 +80,22 @@ def stretches(c: Context, spec: Moe) -> tuple[list[Piece], list[Piece], list[Pie
             backward=Elementwise(num_bytes=2 * routed + tokens * hidden * e, kernels=2),
             saved=routed,
         ),
+        *_latent(c, spec, "latent out"),
         *_cut(c, "outputs", forward=True),
     ]
     return first, second, third
+
+
+def _latent(c: Context, spec: Moe, name: str) -> list[Piece]:
+    """The product that takes tokens into the experts' own width, whose input the router keeps, or their sums out of it;
+    each rank has its matrix whole, for tokens of its own."""
+    if not spec.latent:
+        return []
+    tokens = c.routed_tokens
+    if name == "latent in":
+        return linear(c, name, spec.latent, c.hidden, bias=spec.bias, rows=tokens)
+    size = tokens * spec.latent * c.element
+    return linear(c, name, c.hidden, spec.latent, bias=spec.bias, rows=tokens, saved=size, held=size)
 
 
 def _alike(c: Context) -> bool:
@@ -135,7 +149,8 @@ def _dispatch(c: Context, spec: Moe, name: str, routed: float, split: str) -> li
     back = "reduce_scatter" if split == "all_gather" else "all_gather"
 
     def swap(phase: str) -> Collective:
-        tokens = Routed(phase=phase, tokens=c.routed_tokens, hidden=c.hidden, top_k=spec.top_k, experts=spec.experts)
+        width = spec.width(c.hidden)
+        tokens = Routed(phase=phase, tokens=c.routed_tokens, hidden=width, top_k=spec.top_k, experts=spec.experts)
         return Collective(op="all_to_all", num_bytes=routed, group=c.load(spec).carried(c.ep_group), routed=tokens)
 
     pieces = []

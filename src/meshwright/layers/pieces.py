@@ -255,15 +255,24 @@ def dequantised(c: Context, name: str, num_weights: float, kernels: int = 1) -> 
 
 
 def linear(
-    c: Context, name: str, n: int, k: int, *, targets: dict[str, int] | None = None, bias: bool = False, **saved
+    c: Context,
+    name: str,
+    n: int,
+    k: int,
+    *,
+    targets: dict[str, int] | None = None,
+    bias: bool = False,
+    rows: int | None = None,
+    **saved,
 ) -> list[Piece]:
-    """A projection of a microbatch's tokens from k to n features (per rank), with its quantisation below 16 bits.
+    """A projection of a microbatch's tokens (or of `rows` of them) from k to n features (per rank), with its
+    quantisation below 16 bits.
 
     In a LoRA run the base weight is frozen (no W) and those of its parts that are targets, by name with their
     features, get two low-rank factors each. A base that is stored quantised is made 16 bits before each product, which
     in bitsandbytes keeps its input although no gradient of a frozen weight needs it.
     """
-    m = int(c.tokens)
+    m = int(c.tokens) if rows is None else rows
     e, dtype = c.element, c.dtype
     frozen = c.train.lora is not None
     pieces = []

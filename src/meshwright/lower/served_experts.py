@@ -131,9 +131,9 @@ def _travel(
         gather = Collective(op="all_gather", num_bytes=whole, group=beside)
         scatter = Collective(op="reduce_scatter", num_bytes=whole, group=everyone)
         return [_exchange("dispatch gather", gather)], [_exchange("combine scatter", scatter), *_again(own, size)]
-    share = -(-own.tokens // own.tp)
-    routed = {"tokens": share, "hidden": own.hidden, "top_k": moe.top_k, "experts": moe.experts}
-    sent = float(share) * moe.top_k * own.hidden * own.element
+    share, width = -(-own.tokens // own.tp), moe.width(own.hidden)
+    routed = {"tokens": share, "hidden": width, "top_k": moe.top_k, "experts": moe.experts}
+    sent = float(share) * moe.top_k * width * own.element
     there = Collective(op="all_to_all", num_bytes=sent, group=everyone, routed=Routed(phase="dispatch", **routed))
     back = Collective(op="all_to_all", num_bytes=sent, group=everyone, routed=Routed(phase="combine", **routed))
     return [_exchange("dispatch", there)], [_exchange("combine", back), *_again(own, size)]
@@ -142,18 +142,19 @@ def _travel(
 def _stay(own: Context, moe: Moe, everyone: Group, leaves: tuple[float, ...]) -> tuple[list[Piece], list[Piece]]:
     """Return the exchanges of tokens that stay with their first expert from layer to layer (ExFlow, 2401.08383): on
     their way there the copies whose next expert is elsewhere, back those of all experts but the first."""
-    share = -(-own.tokens // own.tp)
-    routed = {"tokens": share, "hidden": own.hidden, "experts": moe.experts}
-    size = float(share) * own.hidden * own.element
+    share, width = -(-own.tokens // own.tp), moe.width(own.hidden)
+    routed = {"tokens": share, "hidden": width, "experts": moe.experts}
+    size = float(share) * width * own.element
     going = tuple(msgspec.structs.replace(hop, carried=hop.carried * one) for hop, one in zip(everyone.hops, leaves))
     group = msgspec.structs.replace(everyone, hops=going)
     work = Routed(phase="dispatch", top_k=moe.top_k, **routed)
     there = Collective(op="all_to_all", num_bytes=size * moe.top_k, group=group, routed=work)
+    whole = float(share) * own.hidden * own.element
     if moe.top_k == 1:
-        return [_exchange("dispatch", there)], _again(own, size)
+        return [_exchange("dispatch", there)], _again(own, whole)
     others = Routed(phase="combine", top_k=moe.top_k - 1, **routed)
     back = Collective(op="all_to_all", num_bytes=size * (moe.top_k - 1), group=everyone, routed=others)
-    return [_exchange("dispatch", there)], [_exchange("combine", back), *_again(own, size)]
+    return [_exchange("dispatch", there)], [_exchange("combine", back), *_again(own, whole)]
 
 
 def context_gather(own: Context, kept: float, everyone: Group) -> Piece:

@@ -141,6 +141,8 @@ class Moe(msgspec.Struct, frozen=True, kw_only=True):
         shared_gate: a learned gate scales the shared experts' output (Qwen2-MoE).
         shortcut: routed experts read what entered the block, before its attention, and shared ones what left that
             (ScMoE, 2404.05019): another model, whose exchange of tokens needs not wait for attention.
+        latent: width in which routed experts read and write, into which one matrix takes every token and out of which
+            another takes the sum of its experts; 0 = the model's own (LatentMoE, Nemotron 3, 2512.20848).
     """
 
     experts: int
@@ -153,18 +155,25 @@ class Moe(msgspec.Struct, frozen=True, kw_only=True):
     router_bias: bool = False
     shared_gate: bool = False
     shortcut: bool = False
+    latent: int = 0
+
+    def width(self, hidden: int) -> int:
+        """Width of what routed experts read and write, which is what travels to them."""
+        return self.latent or hidden
 
     def expert_params(self, hidden: int) -> int:
         """Parameters of one routed expert."""
-        return _mlp_params(hidden, self.ffn, self.gated, self.bias)
+        return _mlp_params(self.width(hidden), self.ffn, self.gated, self.bias)
 
     def shared_params(self, hidden: int) -> int:
         """Parameters of the shared experts together."""
         return _mlp_params(hidden, self.shared_ffn, self.gated, self.bias) if self.shared_ffn else 0
 
     def router_params(self, hidden: int) -> int:
-        """Parameters of the router and of the gate on the shared experts."""
-        return (hidden + (1 if self.router_bias else 0)) * self.experts + (hidden if self.shared_gate else 0)
+        """Parameters of the router, of the gate on the shared experts, and of the ways into the experts' own width and
+        back."""
+        ways = 2 * hidden * self.latent + (hidden + self.latent if self.bias else 0) if self.latent else 0
+        return (hidden + (1 if self.router_bias else 0)) * self.experts + (hidden if self.shared_gate else 0) + ways
 
     def num_params(self, hidden: int) -> int:
         """Parameters of the whole mixture in a model of width `hidden`."""

@@ -40,4 +40,4 @@ def _mlp(mlp: msgspec.Struct | None, joined: bool) -> int:
     each = 3 if getattr(mlp, "gated", False) and not joined else 2
     if not isinstance(mlp, Moe):
         return each
-    return mlp.experts * each + 1 + (each if mlp.shared_ffn else 0) + mlp.shared_gate
+    return mlp.experts * each + 1 + (each if mlp.shared_ffn else 0) + mlp.shared_gate + 2 * (mlp.latent > 0)

@@ -7,7 +7,19 @@ from typing import Any
 
 from meshwright.errors import MeshwrightError, nearest
 from meshwright.spec.architecture import Model
-from meshwright.spec.families import diffusion, encoders, experts, gemma, gpt, hybrids, latent, llama, mixed, pairs
+from meshwright.spec.families import (
+    diffusion,
+    encoders,
+    experts,
+    gemma,
+    gpt,
+    hybrids,
+    latent,
+    llama,
+    mixed,
+    mlp_hybrids,
+    pairs,
+)
 from meshwright.spec.families.reader import ConfigReader, shown
 from meshwright.spec.families.refused import MISSING
 
@@ -72,6 +84,8 @@ READERS: dict[str, Callable[[ConfigReader], Model]] = {
     "jamba": hybrids.jamba,
     "nemotron_h": hybrids.nemotron_h,
     "zamba2": hybrids.zamba2,
+    "bamba": mlp_hybrids.bamba,
+    "granitemoehybrid": mlp_hybrids.granite_hybrid,
     "qwen3_next": hybrids.qwen3_next,
     "qwen3_5": hybrids.qwen3_5,
     "qwen3_5_moe": hybrids.qwen3_5_moe,

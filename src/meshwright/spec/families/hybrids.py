@@ -15,7 +15,7 @@ from meshwright.spec.architecture import Model
 from meshwright.spec.families.experts import experts_of
 from meshwright.spec.families.llama import gated_mlp
 from meshwright.spec.families.parts import decoder, grouped_attention, normed_per_head, note_prediction_layers
-from meshwright.spec.families.reader import ConfigReader
+from meshwright.spec.families.reader import ConfigReader, shown
 from meshwright.spec.layers import Block, Dense, Moe
 from meshwright.spec.mixers import GatedDelta, Mamba, Mamba2, SharedTransformer
 
@@ -163,7 +163,10 @@ def _kinds(r: ConfigReader) -> list[str]:
     if isinstance(pattern, str) and pattern:
         key, found = "hybrid_override_pattern", [_LETTERS.get(letter, letter) for letter in pattern]
     elif isinstance(listed, list) and listed:
-        key, found = "layers_block_type", [_WORDS.get(word, word) for word in listed]
+        key, found = (
+            "layers_block_type",
+            [_WORDS.get(word, word) if isinstance(word, str) else shown(word) for word in listed],
+        )
     else:
         r.fault("M001", "hybrid_override_pattern is missing", "hybrid_override_pattern", "one of M*-E for each layer")
         return ["mamba"]
@@ -178,10 +181,6 @@ def _kinds(r: ConfigReader) -> list[str]:
 
 
 def _nemotron_mixture(r: ConfigReader, act: str, bias: bool) -> Moe:
-    if r.int("moe_latent_size", default=0, low=0):
-        r.fault(
-            "M005", "moe_latent_size is not modelled", "moe_latent_size", "experts in a latent space: modelled is 0"
-        )
     experts, top_k = experts_of(r, "n_routed_experts")
     return Moe(
         experts=experts,
@@ -190,6 +189,7 @@ def _nemotron_mixture(r: ConfigReader, act: str, bias: bool) -> Moe:
         gated=False,
         activation=act,
         shared_ffn=r.int("moe_shared_expert_intermediate_size", low=0),
+        latent=r.int("moe_latent_size", default=0, low=0),
         bias=bias,
         router_bias=True,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 _ENCODER_DECODER = "its variant of encoder and decoder, whose names and norms differ from T5 and BART"
 _ENCODER = "its variant of an encoder, whose names and layers differ from BERT"
-_STATE_SPACE = "state-space (Mamba) layers"
 
 MISSING: dict[str, str] = {
     **dict.fromkeys(("mt5", "umt5", "longt5", "mbart", "pegasus", "whisper", "fsmt"), _ENCODER_DECODER),
@@ -17,10 +16,8 @@ MISSING: dict[str, str] = {
     **dict.fromkeys(("deberta", "deberta_v2"), "attention to positions apart from contents"),
     **dict.fromkeys(("distilbert", "modernbert", "megatron_bert"), _ENCODER),
     "siglip": "an image encoder whose head pools by attention",
-    "bamba": _STATE_SPACE + " and attention by a list of indices",
     "zamba": "shared transformer blocks beside Mamba-1 layers",
     "falcon_h1": "attention and state space side by side in a layer",
-    "granitemoehybrid": _STATE_SPACE + " in a hybrid",
     **dict.fromkeys(("kimi_linear", "kimi_k3"), "linear-attention layers (Kimi delta attention) in a hybrid"),
     "minimax": "linear-attention layers (lightning attention) in a hybrid",
     "minimax_text_01": "linear-attention layers (lightning attention) in a hybrid",
