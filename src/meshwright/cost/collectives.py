@@ -232,6 +232,13 @@ def _relay(n: int, hops: tuple[Hop, ...], fabrics: tuple[Constants, ...]) -> tup
     return tuple(total)
 
 
+def _hops(n: int, hops: tuple[Hop, ...], fabrics: tuple[Constants, ...]) -> tuple[Line, ...]:
+    """Messages from every rank to the next, all at once, as often as there are others: each time the slowest link of
+    the ring is waited for."""
+    sent = [_send(n, (hop,), (fabric,)) for hop, fabric in zip(hops, fabrics)]
+    return tuple(((n - 1) * max(s for s, _ in both), (n - 1) * max(r for _, r in both)) for both in zip(*sent))
+
+
 def _neighbours(n: int, hops: tuple[Hop, ...], fabrics: tuple[Constants, ...]) -> tuple[Line, ...]:
     """Messages between ranks that meet, all at once: each takes the latency of the outermost level that any crosses,
     and the port that most of them pass carries them one after the other."""
@@ -263,5 +270,6 @@ _ALGORITHMS = {
     "send": _send,
     "relay": _relay,
     "neighbours": _neighbours,
+    "hops": _hops,
     "broadcast": _broadcast,
 }

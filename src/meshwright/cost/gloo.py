@@ -76,6 +76,12 @@ def relay(n: int, num_bytes: float, link: GlooLink) -> float:
     return (n - 1) * message(n, num_bytes, link)
 
 
+def hops(n: int, num_bytes: float, link: GlooLink) -> float:
+    """Seconds of a message of `num_bytes` from every rank to the next, as often as there are others, each asked for
+    when the one before it has come."""
+    return (n - 1) * (2 * link.latency_s + num_bytes / link.bytes_s)
+
+
 def broadcast(n: int, num_bytes: float, link: GlooLink) -> float:
     """Seconds of a broadcast down a binomial tree, all of which waits from the start: the root sends to one rank for
     each of its levels."""
@@ -91,6 +97,7 @@ OPERATIONS: dict[str, Callable[[int, float, GlooLink], float]] = {
     "all_to_all": exchange,
     "send": message,
     "relay": relay,
+    "hops": hops,
     "broadcast": broadcast,
 }
 

@@ -54,7 +54,6 @@ from meshwright.sync.fragments import (
     Weights,
     as_it_is,
     buckets,
-    coded_bytes,
     coded_length,
     combining,
     encodes_apart,
@@ -62,11 +61,11 @@ from meshwright.sync.fragments import (
     norm,
     norms,
     on_wire,
-    recoded_bytes,
     slopes,
     stored,
 )
 from meshwright.sync.groups import graph, messages
+from meshwright.sync.moved import coded_bytes, recoded_bytes
 from meshwright.sync.policy import read
 from meshwright.sync.record import NO_CODEC
 from meshwright.sync.rounds import turns_of

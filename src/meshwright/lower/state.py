@@ -19,7 +19,8 @@ from meshwright.plan import Plan
 from meshwright.spec import naming
 from meshwright.spec.workload import DTYPE_BYTES, FROZEN_BYTES, LAYERWISE, OPTIMIZER_MOMENTS, STORED_BYTES, Lora, Train
 from meshwright.sync.codecs import codec
-from meshwright.sync.fragments import DENSE, EVERY, EXPERT, GATHERED, MOMENTS, REFERENCE, Weights, kept_values, stored
+from meshwright.sync.fragments import DENSE, EVERY, EXPERT, GATHERED, MOMENTS, REFERENCE, Weights, stored
+from meshwright.sync.moved import kept_values
 from meshwright.sync.policy import read
 from meshwright.sync.record import NO_CODEC, USUAL
 from meshwright.work import Gemm

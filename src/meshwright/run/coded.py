@@ -11,12 +11,15 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from meshwright.run import beside
+from meshwright.run.beside import Beside, stream_of
 from meshwright.run.codecs import on_tensors
 from meshwright.run.collect import all_gather_single
 from meshwright.run.combine import combined
 from meshwright.run.mesh import AxisGroup
 from meshwright.run.pieces import FACTOR, Parameter, Part, TensorPiece
 from meshwright.run.record import recorder
+from meshwright.run.ringed import ring_sum
 from meshwright.sync.codecs import Codec, Factors, Tensor, codec
 from meshwright.sync.codecs.lgreco import candidates
 from meshwright.sync.codecs.powersgd import begun, summed
@@ -88,6 +91,8 @@ class CodedSum:
         self.signed = fragment.update == SIGN
         self._after: dict[str, torch.Tensor] = {}
         self._sent: _Sent | None = None
+        self.stream = stream_of(like) if self.code.ring else None
+        self._hops: tuple[Beside, int] | None = None
         self._rounds: Any = None
         self._second: tuple[torch.Tensor, dist.Work | None] | None = None
 
@@ -99,6 +104,13 @@ class CodedSum:
             values = self.state[LOST] + self._after[GATHERED]
         elif self.code.feedback:
             values = values + (self.state[LOST] * self.code.decay if self.code.decay != 1 else self.state[LOST])
+        if self.code.ring:
+            token = recorder().start("all_reduce", self.queue, **self._label(values.nbytes))
+            self._hops = (
+                beside.begin(partial(ring_sum, form=self.tensors, group=self.group), values, self.stream),
+                token,
+            )
+            return
         if self.code.factors is not None:
             self._rounds = summed(self.matrices(values), self._begun())
             first = torch.cat([*(p.reshape(-1) for p in next(self._rounds)), *(values[a:b] for a, b in self.plain)])
@@ -188,6 +200,11 @@ class CodedSum:
 
     def end(self) -> torch.Tensor:
         """Wait for the messages of all: their sum [length]."""
+        if self._hops is not None:
+            (hops, token), self._hops = self._hops, None
+            total = hops.wait()
+            recorder().stop(token)
+            return total
         self.advance()
         sent, self._sent = self._sent, None
         sent.work.wait()

@@ -8,25 +8,18 @@ the bits of a result do not depend on who makes it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
 from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from meshwright.run.beside import Beside, begin, stream_of
 from meshwright.run.mesh import AxisGroup
 from meshwright.run.pieces import TensorPiece
 from meshwright.run.record import recorder
 from meshwright.sync.divided import bounds, pieces
 from meshwright.sync.fragments import Fragment
-
-
-@cache
-def _beside() -> ThreadPoolExecutor:
-    """The thread in which this process takes its sums, one after the other, beside the backward."""
-    return ThreadPoolExecutor(1, "meshwright-sums")
 
 
 class DividedSum:
@@ -36,32 +29,22 @@ class DividedSum:
     def __init__(self, fragment: Fragment, group: AxisGroup, length: int, like: torch.Tensor):
         self.sums, self.group, self.length = fragment.sums, group, length
         self.label = {"stage": fragment.units[0], "layer": fragment.units[1], "group": group.ranks}
-        self.stream = torch.cuda.Stream(like.device) if like.device.type == "cuda" else None
-        self._begun: tuple[Future | None, torch.Tensor, int] | None = None
+        self.stream = stream_of(like)
+        self._begun: tuple[Beside, int] | None = None
 
     def begin(self, values: torch.Tensor, **said: Any) -> None:
         """Start summing values [length]; `said` is added to the span."""
         token = recorder().start("all_reduce", "dp", num_bytes=values.nbytes, **self.label, **said)
-        if self.stream is None:
-            work = _beside().submit(self._sum, values)
-        else:
-            work, beside = None, self.stream
-            beside.wait_stream(torch.cuda.current_stream(values.device))
-            with torch.cuda.stream(beside):
-                self._sum(values)
-        self._begun = work, values, token
+        self._begun = begin(self._sum, values, self.stream), token
 
     def end(self) -> torch.Tensor:
         """Wait for the sum [length]."""
-        (work, values, token), self._begun = self._begun, None
-        if work is not None:
-            work.result()
-        else:
-            torch.cuda.current_stream(values.device).wait_stream(self.stream)
+        (work, token), self._begun = self._begun, None
+        values = work.wait()
         recorder().stop(token)
         return values
 
-    def _sum(self, values: torch.Tensor) -> None:
+    def _sum(self, values: torch.Tensor) -> torch.Tensor:
         """Put the sum in place of the values, piece by piece."""
         count, mine, n = pieces(values.nbytes), self.group.index, self.group.size
         parts = bounds(self.length, self.sums)
@@ -96,6 +79,7 @@ class DividedSum:
                     total.add_(some)
                 values[own] = total
             done = own
+        return values
 
     def advance(self) -> None:
         """All goes by itself."""

@@ -23,7 +23,7 @@ from meshwright.lower.program import Program
 from meshwright.simulate import clock
 from meshwright.simulate.engine import Times, makespans
 from meshwright.simulate.price import Priced
-from meshwright.sync.fragments import NEIGHBOURS
+from meshwright.sync.fragments import HOPS, NEIGHBOURS
 from meshwright.sync.rounds import due_at
 
 #: Rounds after which a round's time is taken not to change any more: what is in flight is as old as one at most.
@@ -208,6 +208,8 @@ def _sent(move) -> float:
     """Bytes that a rank sends of a collective by a ring: its own share to all others, twice where it is a sum."""
     if move.op == NEIGHBOURS:
         return move.num_bytes * move.group.fan
+    if move.op == HOPS:
+        return move.num_bytes * (move.group.size - 1)
     others = (move.group.size - 1) / move.group.size
     return move.num_bytes * others * (2 if move.op == "all_reduce" else 1)
 

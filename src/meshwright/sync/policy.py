@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 
+import msgspec
+
 from meshwright.errors import MeshwrightError, nearest
 from meshwright.sync.codecs import codecs
 from meshwright.sync.combines import combines
@@ -48,9 +50,13 @@ def read(text: str) -> SyncPolicy:
 
 
 def options_of(rule: SyncRule, said: Mapping[str, str]) -> tuple[RuleOption, ...]:
-    """The options of a rule, and those of the codec, the combine and the graph that are said."""
-    named = codecs().get(said.get(CODEC)), combines().get(said.get(COMBINE)), graphs().get(said.get(GRAPH))
-    return (*rule.options, *(option for one in named if one is not None for option in one.options))
+    """The options of a rule, and those of the codec, the combine and the graph that are said or usual, with the values
+    that the rule has for them."""
+    usual = {option.name: option.default for option in rule.options} | said
+    named = codecs().get(usual.get(CODEC)), combines().get(usual.get(COMBINE)), graphs().get(usual.get(GRAPH))
+    more = (option for one in named if one is not None for option in one.options)
+    own = (msgspec.structs.replace(o, default=rule.usual.get(o.name, o.default)) for o in more)
+    return (*rule.options, *own)
 
 
 def _named(name: str) -> tuple[SyncRule, dict[str, str]]:

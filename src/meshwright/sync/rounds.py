@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from meshwright.errors import Diagnostic
+from meshwright.sync.codecs import codec
 from meshwright.sync.fragments import TIED, as_it_is
 from meshwright.sync.groups import graph
+from meshwright.sync.record import ADDED
 
 if TYPE_CHECKING:
     from meshwright.plan import Plan
@@ -107,6 +109,13 @@ def impossible(plan: Plan, model: Model, policy: SyncPolicy) -> Iterator[Diagnos
             policy,
             "layers are updated within the backward of replicas of one rank, and ranks of this plan step together",
             "say start=update, or drop what shards and cp",
+        )
+    if codec(policy.codec).ring and not (policy.combine in ADDED and policy.rule.decider is None and not policy.meets):
+        yield _bad(
+            policy,
+            f"codes that are added around a ring make a sum of all, and this is combine={policy.combine}, an exchange "
+            "with some, or one with a server",
+            "leave ring=yes out",
         )
     if parts > 1 and model.tied_embeddings and plan.layout.pp > 1:
         yield _bad(

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from meshwright.plan import Plan
+from meshwright.run.beside import computed_s
 from meshwright.run.data import Batch
 from meshwright.run.gather import gather
 from meshwright.run.mesh import build
@@ -160,7 +161,7 @@ def steps(world: World, job: SleptJob) -> dict[str, Any]:
 
 def _busy_s(trainer: Trainer, batch: Batch, count: int) -> float:
     """Do so many steps; the seconds of each that this thread computes after the last pass (codes, averages, updates:
-    what no sleep hides), in the mean."""
+    what no sleep hides), and that one beside it computes (sums that go round), in the mean."""
     passes, at = trainer.pipeline.run, [0.0]
 
     def noted(some: Any) -> torch.Tensor:
@@ -168,9 +169,10 @@ def _busy_s(trainer: Trainer, batch: Batch, count: int) -> float:
         at[0] = time.thread_time()
         return loss
 
-    trainer.pipeline.run, busy = noted, 0.0
+    trainer.pipeline.run, busy, before = noted, 0.0, computed_s()
     for _ in range(count):
         trainer.step(batch)
         busy += time.thread_time() - at[0]
+    busy += computed_s() - before
     trainer.pipeline.run = passes
     return busy / count

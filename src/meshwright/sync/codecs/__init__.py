@@ -110,6 +110,9 @@ class Codec(msgspec.Struct, frozen=True, kw_only=True):
     loses; ``ranks`` gives those of a prediction, by rows and columns. Where it chooses among whole codes, one for the
     values of a layer, ``levels`` are these, from the fewest bytes on, and ``usual`` the place of the usual one.
 
+    ``ring``: a sum is made hop by hop, each of which decodes what comes, adds to it and encodes it again, in place of a
+    gather of all codes.
+
     ``options`` may stand behind the name; ``made`` gives the codec with their values.
     """
 
@@ -135,6 +138,7 @@ class Codec(msgspec.Struct, frozen=True, kw_only=True):
     usual: int = 0
     levels: tuple[str, ...] = ()
     ranks: Callable[[tuple[Tensor, ...]], dict[tuple[int, int], int]] | None = None
+    ring: bool = False
     options: tuple[RuleOption, ...] = ()
     made: Callable[[dict[str, Any]], Codec] | None = None
 
@@ -160,11 +164,31 @@ class Codec(msgspec.Struct, frozen=True, kw_only=True):
         return n * (self.feedback + bool(self.correction))
 
 
+#: The option of codecs whose sums may be made hop by hop.
+RING, YES, NO = "ring", "yes", "no"
+_RING = RuleOption(
+    name=RING,
+    what="whether codes are added hop by hop around a ring, decoded and encoded again, in place of a gather of all",
+    default=NO,
+    choices=lambda: (NO, YES),
+)
+
+
 @cache
 def codecs() -> dict[str, Codec]:
     """Every codec by its name, with the usual values of its options."""
     found = [import_module(module).CODECS for module in MODULES]
-    return {codec.name: codec for group in found for codec in group}
+    return {codec.name: _with_ring(codec) for group in found for codec in group}
+
+
+def _with_ring(one: Codec) -> Codec:
+    """A codec with the option of a ring, where a sum may be encoded as its parts are: codes are not added themselves,
+    carry a scale, are as many bytes each time, and nothing is kept of what is lost or drawn."""
+    kept = one.feedback or one.drawn or one.varies or one.levels or one.products or one.factors or one.options
+    if one.summed or one.each or kept:
+        return one
+    made = lambda values: msgspec.structs.replace(_with_ring(one), ring=values[RING] == YES)  # noqa: E731
+    return msgspec.structs.replace(one, options=(_RING,), made=made)
 
 
 @lru_cache(maxsize=256)

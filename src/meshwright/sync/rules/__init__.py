@@ -57,7 +57,8 @@ class SyncRule(msgspec.Struct, frozen=True, kw_only=True):
     replicas are clients of a server, for which it makes a decider from the values of the options and the number of
     clients. ``copies``: how many of them compute each part of a batch, in the code of ``sync/clients/coded.py``.
     ``opens``: what the rule may leave to a prediction, and words that say it; of a rule that does, one such plan is
-    ``undecided``.
+    ``undecided``. ``usual``: the values that options of its codec, combine and graph have where nothing is said and
+    theirs are others, by name.
     """
 
     name: str
@@ -75,6 +76,7 @@ class SyncRule(msgspec.Struct, frozen=True, kw_only=True):
     decider: Callable[[dict[str, Any], int], Decider] | None = None
     copies: Callable[[dict[str, Any]], int] | None = None
     opens: tuple[str, str] | None = None
+    usual: dict[str, Any] = {}
 
 
 @cache

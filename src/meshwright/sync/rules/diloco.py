@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from meshwright.sync.codecs import codecs
+from meshwright.sync.codecs import RING, YES, codecs
 from meshwright.sync.combines import ways
 from meshwright.sync.fragments import PARAMETERS
 from meshwright.sync.options import RuleOption
@@ -113,8 +113,9 @@ INTELLECT = msgspec.structs.replace(
     name="intellect",
     title="rounds of a hundred steps in eight bits, with an outer Nesterov step",
     paper="Jaghouar et al., 2024, arXiv 2412.01152",
-    # rounds of 100 steps, changes in eight bits around their mean: sections 2 and 3
+    # rounds of 100 steps, changes in eight bits around their mean, added hop by hop: sections 2 and 3
     options=(ROUND, coded("sigma8"), COMBINED, *outer(0.7, 0.9), *streamed(1, 0, 0.0)),
+    usual={RING: YES},
 )
 
 RULES = (DILOCO, STREAMING, INTELLECT)
