@@ -1,4 +1,4 @@
-"""``meshwright predict``: one training step of one plan, or the serving of requests under one."""
+"""``meshwright predict``: one training step of one plan, the serving of requests or the making of images under one."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import msgspec
 
 from meshwright.cli import options
 from meshwright.cli.output import console, note, print_json, unwritable
-from meshwright.cli.question import GOAL, OPTIONAL, SERVE, WANTED, WORLD, asked, read_all, unserved
+from meshwright.cli.question import DENOISE, GOAL, OPTIONAL, SERVE, WANTED, WORLD, asked, read_all, unserved
 
 DESCRIPTION = """Predict one training step: does the plan fit, how long does it take, where does the time go.
 
 Say MODEL, --on, --train and --plan, or name a question.toml that says them; options go over the file.
 
 With --serve in place of --train: how fast requests are answered (TTFT, TPOT), and whether objectives are kept.
+
+With --denoise in place of --train: how long a diffusion model takes to make images.
 
 With --tokens also the whole training run: how long, what it costs, and whether --days and --budget are met; with
 --world simulated failure by failure.
@@ -31,6 +33,9 @@ class PredictOptions(msgspec.Struct, frozen=True, kw_only=True):
     serve: options.text(
         "REQUESTS", "rate=8,prompt=1024,output=256 or trace=FILE, ttft=500ms,tpot=50ms: meshwright explain serve."
     ) = ""
+    denoise: options.text("IMAGES", "images=1,size=1024,steps=50 of a diffusion model: meshwright explain denoise.") = (
+        ""
+    )
     plan: options.text("PLAN", "Words such as 'tp8 pp4 vpp5 zero1', or a .toml file: meshwright explain plan.") = ""
     framework: options.text("NAME", "Whose host and memory costs: meshwright catalog frameworks.") = ""
     tokens: options.TOKENS = ""
@@ -54,8 +59,12 @@ class PredictOptions(msgspec.Struct, frozen=True, kw_only=True):
 def run(argv: list[str]) -> int:
     """0 when the plan fits, in time and budget if those were asked; 1 when it does not."""
     given, wrong = options.read(PredictOptions, argv, command="predict", description=DESCRIPTION)
-    said = {field: getattr(given, field) for field in (*WANTED, *OPTIONAL, *GOAL, *WORLD, *SERVE)}
+    said = {field: getattr(given, field) for field in (*WANTED, *OPTIONAL, *GOAL, *WORLD, *SERVE, *DENOISE)}
     question = asked(said)
+    if question.denoise:
+        from meshwright.cli.denoising import predict_denoised
+
+        return predict_denoised(question, given, wrong)
     if question.serve:
         from meshwright.cli.serving import predict_served
 

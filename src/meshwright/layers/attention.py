@@ -185,7 +185,13 @@ def _exchanged_core(c: Context, spec: Spec, heads: int) -> list[Piece]:
         heads, kv = heads // swap, max(1, kv // swap)
         width = kv * (spec.head_dim + spec.v_head_dim)
     kv_bytes = c.tokens * swap * width * e
-    ring = outer
+    ring, halo = outer, c.plan.denoising.halo
+    if halo and outer > 1:  # a part of each neighbour's patch, and nothing of the others
+        sides = min(2, outer - 1)
+        part = Collective(op="send", num_bytes=sides * halo * kv_bytes, group=c.cp_outer)
+        piece = Piece(name="neighbours' keys and values", forward=part, queue="cp")
+        seen = (1.0 + sides * halo) / outer
+        return [piece, *_core(c, spec, heads, kv, outer=outer, ring=1, kv_bytes=kv_bytes, share=seen)]
     if c.plan.sequence.algorithm == "allgather" and outer > 1:
         ring = 1
         gathered = Collective(op="all_gather", num_bytes=kv_bytes * outer, group=c.cp_outer)
@@ -220,10 +226,11 @@ def _core(
     ring: int,
     kv_bytes: float,
     source: Context | None = None,
+    share: float = 1.0,
 ) -> list[Piece]:
     """A rank's queries, one in `outer` of every item's, against all of the item's keys, which have `kv` heads. Balanced
     over context-parallel ranks: each has its share of the causal triangle. Or every row's queries against all keys of
-    its row in another stream, `source`."""
+    its row in another stream, `source`; of the item's keys a `share` is attended to."""
     if ring > 1 and c.plan.sequence.algorithm == "ring-self-attention":
         return ringed_scores(c, spec, heads, heads if spec.kv_lora_rank else min(heads, kv), ring)
     if c.plan.memory.attention == "unfused":
@@ -244,7 +251,8 @@ def _core(
                 # of a causal ring's blocks a rank works on all queries and half of the keys, or half of them and all
                 halves = 2 if ring > 1 and c.causal else 1
                 many, rows, keys = count, max(1, queries), max(1, max(seq, int(item.context)) // ring // halves)
-                seen = seen * max(1, queries) / seq / ring
+                seen = seen * max(1, queries) / seq / ring * share
+                keys = max(1, round(keys * share))
             groups.append(
                 AttentionCore(
                     batch=many,

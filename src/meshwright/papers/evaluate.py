@@ -21,8 +21,9 @@ from meshwright.cost.roofline import peak_flops
 from meshwright.cost.standard import serving_costs
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
 from meshwright.lower import lower
+from meshwright.papers.denoised import IMAGES, DenoiseQuestion, denoised
 from meshwright.papers.outcome import JUDGES, SIDE, WITHIN, Figure, Outcome
-from meshwright.papers.published import OrderQuestion, Published, ServeQuestion, StepQuestion, Words
+from meshwright.papers.published import OrderQuestion, Published, ServeQuestion, StepQuestion, Words, kind_of
 from meshwright.papers.record import Paper
 from meshwright.plan import parse as parse_plan
 from meshwright.schedules import build, get
@@ -39,7 +40,7 @@ from meshwright.spec.wiring import Bill
 from meshwright.spec.workload import parse as parse_train
 from meshwright.world.trace import read as read_world
 
-Asked = TypeVar("Asked", StepQuestion, ServeQuestion, OrderQuestion)
+Asked = TypeVar("Asked", StepQuestion, ServeQuestion, DenoiseQuestion, OrderQuestion)
 #: The mean of other figures' errors.
 MEAN_ERROR = "mean error"
 #: A quantity of a predicted step: its unit, and how it is read.
@@ -202,6 +203,7 @@ ORDER: Mapping[str, tuple[str, Callable[[Timed], float]]] = {
     "copies of the model": ("", lambda t: float(t.copies)),
     "parameter gathers": ("", lambda t: float(t.gathers)),
 }
+_TABLES = {StepQuestion: STEP, ServeQuestion: SERVED, DenoiseQuestion: IMAGES}
 
 
 def evaluate(paper: Paper) -> Outcome:
@@ -232,7 +234,7 @@ def evaluate(paper: Paper) -> Outcome:
 
 
 def _figure(paper: Paper, one: Published, before: list[Figure], place: str) -> Figure:
-    table: Mapping[str, Any] = ORDER if one.order else SERVED if _serves(paper, one) else STEP
+    table: Mapping[str, Any] = ORDER if one.order else _TABLES[kind_of(paper.ask | one.ask)]
     known = [MEAN_ERROR] if one.of else [*table, *(LONGEST if table is STEP else ())]
     if table is STEP and one.quantity in LONGEST:
         table = LONGEST
@@ -284,10 +286,6 @@ def _figure(paper: Paper, one: Published, before: list[Figure], place: str) -> F
     )
 
 
-def _serves(paper: Paper, one: Published) -> bool:
-    return "serve" in (paper.ask | one.ask)
-
-
 def _asked(paper: Paper, one: Published) -> list[tuple[Any, str]]:
     """The question of a figure and, where it is a ratio, its baseline's, each with the sizes of a model of the row's
     own as JSON."""
@@ -296,12 +294,13 @@ def _asked(paper: Paper, one: Published) -> list[tuple[Any, str]]:
     if one.order:
         return [(_question(words, OrderQuestion), "null") for words in asked]
     models = [paper.models.get(str(words.get("model"))) for words in asked]
-    kind = ServeQuestion if _serves(paper, one) else StepQuestion
-    full = [_question(words | _added(words, shared), kind) for words in asked]
+    full = [_question(words | _added(words, shared), kind_of(words)) for words in asked]
     return [(q, msgspec.json.encode(sizes).decode()) for q, sizes in zip(full, models)]
 
 
-def _answer(question: StepQuestion | ServeQuestion | OrderQuestion, sizes: str) -> Any:
+def _answer(question: StepQuestion | ServeQuestion | DenoiseQuestion | OrderQuestion, sizes: str) -> Any:
+    if isinstance(question, DenoiseQuestion):
+        return denoised(question)
     return _ordered(question) if isinstance(question, OrderQuestion) else _predicted(question, sizes)
 
 

@@ -2,10 +2,10 @@
 
 A row carries its figures as ``[[figures]]``. A figure asks about a training step (``ask``: model, on, train, plan and
 framework, in the words of ``meshwright predict``), about requests that are served (``ask`` with ``serve`` in place of
-``train``) or about a pipeline order in its own clock (``order``: schedule, ranks, microbatches and the times of an
-action). What figures of a row share stands once in its ``[ask]`` or ``[order]``; a plan or a serve that begins with
-``+`` adds words to the row's. With ``against`` the figure is a ratio: the
-quantity of the question over that of the same question with those words in place of its own."""
+``train``), about images that are made (with ``denoise``) or about a pipeline order in its own clock (``order``:
+schedule, ranks, microbatches and the times of an action). What figures of a row share stands once in its ``[ask]`` or
+``[order]``; a plan or a serve that begins with ``+`` adds words to the row's. With ``against`` the figure is a ratio:
+the quantity of the question over that of the same question with those words in place of its own."""
 
 from __future__ import annotations
 
@@ -36,6 +36,21 @@ class ServeQuestion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     on: str
     serve: str
     plan: str
+
+
+class DenoiseQuestion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Images to make, in the words of ``meshwright predict --denoise``."""
+
+    model: str
+    on: str
+    denoise: str
+    plan: str
+    framework: str = "fused"
+
+
+def kind_of(words: Words) -> type[StepQuestion | ServeQuestion | DenoiseQuestion]:
+    """Return the kind of question that words ask, by their workload."""
+    return ServeQuestion if "serve" in words else DenoiseQuestion if "denoise" in words else StepQuestion
 
 
 class OrderQuestion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -83,4 +98,4 @@ class Published(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     why: str = ""
 
 
-__all__ = ["OrderQuestion", "Published", "ServeQuestion", "StepQuestion", "Word", "Words"]
+__all__ = ["DenoiseQuestion", "OrderQuestion", "Published", "ServeQuestion", "StepQuestion", "Word", "Words", "kind_of"]

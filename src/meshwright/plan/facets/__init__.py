@@ -25,6 +25,7 @@ MODULES = [
     "meshwright.plan.facets.overlap",
     "meshwright.plan.facets.sync",
     "meshwright.plan.facets.serving",
+    "meshwright.plan.facets.denoising",
 ]
 """The files that define a facet, each as ``FACET``: a new facet is a file and its name here."""
 

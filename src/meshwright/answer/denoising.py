@@ -1,0 +1,167 @@
+"""Predict how long a diffusion model takes to make images under a plan: check, lower, time, and say what is assumed."""
+
+from __future__ import annotations
+
+from math import exp
+from statistics import NormalDist
+from typing import Any
+
+import msgspec
+
+from meshwright.answer.intervals import LEAST_SIGMA
+from meshwright.answer.metrics import Metric
+from meshwright.answer.prediction import FORMAT_VERSION, Assumption, RankMemory
+from meshwright.cost import Costs, load_framework, standard
+from meshwright.errors import MeshwrightError
+from meshwright.lower.denoising import DenoisingStep, denoising_step
+from meshwright.plan import Plan, check
+from meshwright.plan.facet import wrong
+from meshwright.plan.facets.denoising import PATCHES, STAGES
+from meshwright.quantity import gibibytes, seconds
+from meshwright.simulate.denoise import DenoisedTimes, denoised
+from meshwright.spec.cluster import Cluster
+from meshwright.spec.denoise import Denoise
+from meshwright.spec.model import Model
+
+#: Quantile of an 80% interval in standard deviations.
+OUTER = NormalDist().inv_cdf(0.9)
+
+
+class DenoisingPrediction(msgspec.Struct, frozen=True, kw_only=True):
+    """Images made under a plan: ``latency`` until all are there, ``images_per_s``, and seconds of a step. ``memory`` is
+    that of every pipeline rank; ``cautions`` should be known before the answer is believed."""
+
+    model: Model
+    cluster: Cluster
+    denoise: Denoise
+    plan: Plan
+    times: DenoisedTimes
+    latency: Metric
+    memory: tuple[RankMemory, ...]
+    assumptions: tuple[Assumption, ...]
+    cautions: tuple[str, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether no rank holds more than its device has."""
+        return all(rank.headroom_bytes >= 0 for rank in self.memory)
+
+    @property
+    def images_per_s(self) -> float:
+        """Images made in a second, one batch after another."""
+        return self.denoise.images / self.latency.value
+
+    @property
+    def exposed_s(self) -> float:
+        """Seconds of a step in the steady state in which the busiest rank waits."""
+        return max(0.0, self.times.step_s - self.times.computed_s)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the answer as plain values."""
+        low, high = self.latency.interval or (self.latency.value, self.latency.value)
+        return {
+            "format_version": FORMAT_VERSION,
+            "model": self.model.name,
+            "cluster": self.cluster.name,
+            "denoise": self.denoise.text(),
+            "plan": self.plan.text(),
+            "fits": self.fits,
+            "latency_s": self.latency.value,
+            "latency_interval_s": [low, high],
+            "images_per_s": self.images_per_s,
+            "step_s": self.times.step_s,
+            "waiting_step_s": self.times.waiting_s,
+            "exposed_s": self.exposed_s,
+            "exchanged_bytes": self.times.sent_bytes,
+            "peak_memory_bytes": max(rank.peak_bytes for rank in self.memory),
+            "assumptions": msgspec.to_builtins(self.assumptions),
+            "warnings": list(self.cautions),
+        }
+
+    def __str__(self) -> str:
+        held = gibibytes(max(rank.peak_bytes for rank in self.memory))
+        return f"{self.denoise.text()} in {seconds(self.latency.value)}, {held} a device"
+
+
+def predict_denoising(
+    model: Model, cluster: Cluster, denoise: Denoise, plan: Plan, *, costs: Costs | None = None
+) -> DenoisingPrediction:
+    """Predict the steps of images that are made together.
+
+    Raises:
+        MeshwrightError: every violation at once: W019 a model that makes no images or a size that does not divide, and
+            the P codes of the plan.
+    """
+    train, plan = denoise.train(model), plan.on(cluster.num_devices)
+    if plan.several:
+        raise MeshwrightError([wrong("P076", "images are made by a plan of one pool", "pools", "say one pool")])
+    layout = plan.layout
+    found = []
+    if train.global_batch % layout.dp:
+        message = f"dp={layout.dp} replicas do not share the {train.global_batch} rows of a step alike"
+        found.append(wrong("P076", message, f"layout.dp = {layout.dp}", f"say a dp that divides {train.global_batch}"))
+    if layout.zero or plan.offload.any or plan.pipeline.vpp > 1:
+        message = "zero, offload and several chunks a rank are of training"
+        found.append(wrong("P076", message, "layout", "drop them"))
+    found += [] if found else check(plan, model, cluster, train)
+    if found:
+        raise MeshwrightError(found)
+    costs = costs or standard(load_framework("fused"))
+    step = denoising_step(plan, model, cluster, train)
+    stale = plan.denoising.stale
+    times = denoised(step, costs, steps=denoise.steps, warmup=denoise.warmup, stale=stale)
+    sigma = max(LEAST_SIGMA, times.sigma, costs.framework.step_sigma)
+    low, high = (times.total_s * exp(sign * OUTER * sigma) for sign in (-1, 1))
+    return DenoisingPrediction(
+        model=model,
+        cluster=cluster,
+        denoise=denoise,
+        plan=plan,
+        times=times,
+        latency=Metric(times.total_s, (low, high)),
+        memory=_memory(step, plan, cluster),
+        assumptions=_assumptions(denoise, model, stale),
+        cautions=_cautions(plan),
+    )
+
+
+def _memory(step: DenoisingStep, plan: Plan, cluster: Cluster) -> tuple[RankMemory, ...]:
+    device, found = cluster.islands[0].device, []
+    for rank, weights in enumerate(step.weights):
+        held = {"parameters": weights, "activations": step.working, "stale keys and values": step.kept}
+        alive = {name: size for name, size in held.items() if size}
+        found.append(
+            RankMemory(
+                rank=f"rank {rank}",
+                multiplicity=plan.layout.num_ranks // len(step.weights),
+                capacity_bytes=float(device.memory_bytes),
+                peak_bytes=sum(alive.values()),
+                at_s=0.0,
+                alive=alive,
+            )
+        )
+    return tuple(found)
+
+
+def _assumptions(denoise: Denoise, model: Model, stale: str) -> tuple[Assumption, ...]:
+    tokens = denoise.tokens(model)
+    out = [
+        Assumption("latents", f"{tokens:,} tokens an image", "8 pixels of a side to a latent (2112.10752)"),
+        Assumption("beside the steps", "nothing", "encoders of text and the decoder of latents are not counted", True),
+        Assumption("sampler", "no time", "a few passes over latents, which are small beside a step's layers"),
+    ]
+    if stale in (PATCHES, STAGES):
+        out.append(Assumption("warm-up", f"{denoise.warmup} steps wait for every exchange", "workload word warmup="))
+    return tuple(out)
+
+
+def _cautions(plan: Plan) -> tuple[str, ...]:
+    said = plan.denoising
+    out = []
+    if said.stale == PATCHES:
+        out.append("stale=patches is approximate: other ranks' patches are attended to as they were a step before")
+    if said.stale == STAGES:
+        out.append("stale=stages is approximate: every stage reads what the one before it found a step earlier")
+    if said.halo:
+        out.append(f"halo={said.halo:g} is approximate: a patch attends to a part of its neighbours and to no others")
+    return tuple(out)

@@ -1,0 +1,75 @@
+"""A denoising step as forward passes: what every pipeline rank computes, and what it passes on.
+
+A step passes all layers once, and what the last of them finds is what the first one begins the next step with.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from meshwright.lower.bind import Binder
+from meshwright.lower.place import Mesh
+from meshwright.lower.program import Program
+from meshwright.lower.roles import PassRole
+from meshwright.lower.stages import Stages
+from meshwright.plan import Plan
+from meshwright.spec.cluster import Cluster
+from meshwright.spec.diffusion import Latents
+from meshwright.spec.model import Model
+from meshwright.spec.workload import Train
+
+
+class DenoisingStep(msgspec.Struct, frozen=True, kw_only=True):
+    """The passes of one step by pipeline rank, the message from each to the next, and the one by which the first has
+    what the last one found (None where they are one). ``weights`` are the bytes of each rank's, ``working`` those that
+    its widest layer leaves behind while it is computed, ``kept`` those of other ranks' keys and values."""
+
+    passes: tuple[Program, ...]
+    onward: tuple[Program, ...]
+    back: Program | None
+    weights: tuple[float, ...]
+    working: float
+    kept: float
+
+
+def denoising_step(plan: Plan, model: Model, cluster: Cluster, train: Train) -> DenoisingStep:
+    """Lower one step of a legal plan with ``dp`` filled in, whose replicas share the rows of the batch."""
+    rows = -(-train.global_batch // plan.layout.dp)
+    plan = msgspec.structs.replace(plan, pipeline=msgspec.structs.replace(plan.pipeline, microbatch=rows))
+    mesh = Mesh(plan, cluster)
+    stages = Stages(plan, model, train, mesh, frozen=True)
+    binder, pp = Binder(stages, mesh), plan.layout.pp
+    passes = tuple(binder(PassRole("F", c.units, 0, 0 if mesh.alike else r)) for r, c in enumerate(stages.compositions))
+    starts = mesh.slices[0].starts
+    onward = tuple(binder.message(mesh.pair(starts[r], starts[r + 1])) for r in range(pp - 1))
+    c, e = stages.context(), stages.context().element
+    back = None
+    if pp > 1:
+        assert isinstance(model.embedding, Latents)
+        size = c.tokens * model.embedding.inner * e
+        back = binder.moving((("send", size, mesh.pair(starts[-1], starts[0])),))
+    held = [stages.total_params(composition.units) for composition in stages.compositions]
+    units = {unit for composition in stages.compositions for unit in composition.units}
+    working = max(found.saved + found.working for found in map(stages.unit_activations, units))
+    return DenoisingStep(
+        passes=passes,
+        onward=onward,
+        back=back,
+        weights=tuple((params.dense + params.expert) * e for params in held),
+        working=working,
+        kept=_kept(stages) if plan.denoising.stale == "patches" else 0.0,
+    )
+
+
+def _kept(stages: Stages) -> float:
+    """Bytes of keys and values of all patches in the layers of the fullest rank, of a step before."""
+    plan, c = stages.plan, stages.context()
+    share = 1.0
+    if plan.denoising.halo:
+        share = (1.0 + min(2, plan.layout.cp - 1) * plan.denoising.halo) / plan.layout.cp
+    most = 0.0
+    for held in stages.layers:
+        blocks = [stages.model.block(layer) for layer in held]
+        width = sum(a.kv_heads * (a.head_dim + a.v_head_dim) for block in blocks for a in block.attentions)
+        most = max(most, width / c.tp * c.tokens * plan.layout.cp * share * c.element)
+    return most

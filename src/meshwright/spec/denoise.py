@@ -1,0 +1,119 @@
+"""The workload of a diffusion model that makes images: how many, how large, and in how many denoising steps.
+
+``images=1,size=1024,steps=50`` makes one image of 1024 x 1024 in 50 steps. Every step passes all tokens of all images,
+twice where guidance without the class is asked for besides (classifier-free guidance, Ho and Salimans, 2207.12598).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from meshwright.errors import Diagnostic, MeshwrightError, nearest
+from meshwright.spec.diffusion import Latents
+from meshwright.spec.model import Model
+from meshwright.spec.workload import TRAINED_DTYPES, Train
+
+#: Pixels along a side of one latent: the autoencoder of latent diffusion (Rombach et al., 2112.10752), as DiT uses it.
+LATENT_PIXELS = 8
+#: The phase of a workload that is a denoising step, which no text of a training workload says.
+DENOISE = "denoise"
+#: Largest image, count of images and of steps: above, a slip of the keyboard.
+MOST = 100_000
+_YES_NO = {"yes": True, "no": False}
+
+
+class Denoise(msgspec.Struct, frozen=True, kw_only=True):
+    """Images that are made together: ``size`` pixels along a side, in ``steps`` steps, of which the first ``warmup``
+    wait for every exchange whatever the plan says. ``guidance``: each image passes the model twice a step."""
+
+    images: int = 1
+    size: int
+    steps: int = 50
+    warmup: int = 4
+    guidance: bool = True
+    dtype: str = "bf16"
+
+    @property
+    def rows(self) -> int:
+        """Sequences that pass the model in a step."""
+        return self.images * (2 if self.guidance else 1)
+
+    def tokens(self, model: Model) -> int:
+        """Return the tokens of one image.
+
+        Raises:
+            MeshwrightError: W019 for a model that denoises nothing, and for a size that patches do not divide.
+        """
+        if not isinstance(model.embedding, Latents):
+            message = f"{model.name} denoises no images"
+            help = "a diffusion transformer, such as dit-xl-2-256"
+            raise MeshwrightError.one("W019", message, place=f"model {model.name}", help=help)
+        each = LATENT_PIXELS * model.embedding.patch
+        if self.size % each:
+            message = f"an image of {self.size} pixels a side is not made of patches of {each}"
+            near = max(each, round(self.size / each) * each)
+            raise MeshwrightError.one("W019", message, place=f"--denoise size={self.size}", help=f"say size={near}")
+        return (self.size // each) ** 2
+
+    def train(self, model: Model) -> Train:
+        """Return one step as a workload of sequences, which nothing is trained by."""
+        return Train(global_batch=self.rows, seq_len=self.tokens(model), dtype=self.dtype, phase=DENOISE)
+
+    def text(self) -> str:
+        """Return the form that :func:`parse` reads back."""
+        words = [f"images={self.images}", f"size={self.size}", f"steps={self.steps}"]
+        words += [f"warmup={self.warmup}"] if self.warmup != Denoise(size=1).warmup else []
+        words += ["guidance=no"] if not self.guidance else []
+        return ",".join(words + ([f"dtype={self.dtype}"] if self.dtype != "bf16" else []))
+
+
+def _count(least: int) -> Callable[[str], int | None]:
+    def read(text: str) -> int | None:
+        return int(text) if text.isascii() and text.isdecimal() and least <= int(text[:12]) <= MOST else None
+
+    return read
+
+
+_READERS: dict[str, tuple[Callable[[str], Any], str]] = {
+    "images": (_count(1), f"a whole number from 1 to {MOST:,}"),
+    "size": (_count(1), f"pixels along a side, up to {MOST:,}"),
+    "steps": (_count(1), f"a whole number from 1 to {MOST:,}"),
+    "warmup": (_count(0), f"a whole number from 0 to {MOST:,}"),
+    "guidance": (_YES_NO.get, "yes or no"),
+    "dtype": (lambda text: text if text in TRAINED_DTYPES else None, f"one of {', '.join(TRAINED_DTYPES)}"),
+}
+
+
+def parse(text: str, *, place: str = "--denoise") -> Denoise:
+    """Return what a text such as ``images=1,size=1024,steps=50`` says.
+
+    Raises:
+        MeshwrightError: W001 unknown key, W002 bad value, W003 without a size, W005 contradiction; all at once.
+    """
+    found: list[Diagnostic] = []
+    values: dict[str, Any] = {}
+
+    def bad(code: str, message: str, help: str) -> None:
+        found.append(Diagnostic(code=code, message=message, place=f"{place} {text!r}", help=help))
+
+    for item in filter(None, (part.strip().lower() for part in text.split(","))):
+        key, _, value = (part.strip() for part in item.partition("="))
+        if key not in _READERS:
+            bad("W001", f"unknown workload key {key!r}", nearest(key, list(_READERS)))
+            continue
+        reader, wanted = _READERS[key]
+        read = reader(value)
+        if read is None:
+            bad("W002", f"{key} = {value!r} is not {wanted}", f"write {key}=<{wanted}>")
+        elif values.setdefault(key, read) != read:
+            bad("W005", f"{key} is said twice", "keep one of them")
+    if not any(item.strip().lower().startswith("size") for item in text.split(",")):
+        bad("W003", "the workload does not say size", "for example images=1,size=1024,steps=50")
+    if not found and values.get("warmup", 0) > values.get("steps", Denoise(size=1).steps):
+        bad("W005", f"warmup={values['warmup']} of fewer steps", "say as many steps, or a smaller warmup")
+    if found:
+        raise MeshwrightError(found)
+    return Denoise(**values)
