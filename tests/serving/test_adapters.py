@@ -1,5 +1,7 @@
 """LoRA adapters: who may run beside whom, what they take of the cache, and what they cost."""
 
+from itertools import pairwise
+
 import msgspec
 import numpy as np
 import pytest
@@ -114,3 +116,43 @@ def test_adapters_of_latent_attention_and_of_static_batches_are_refused():
     with pytest.raises(MeshwrightError) as caught:
         predict_serving(model.load("deepseek-v2-lite"), cluster.load("1xh100"), serve, parse_plan("tp1"))
     assert [d.code for d in caught.value.diagnostics] == ["W014", "W014"]
+
+
+def test_models_that_ran_last_stay_and_one_runs_at_a_time():
+    pool = AdapterPool(AdapterRules(slots=2, merged=True, alone=True))
+    a, b, c, again, last = (asking(number, adapter) for number, adapter in enumerate((7, 8, 9, 7, 8)))
+    assert pool.allows(a) and pool.use(a) == 0 and not pool.allows(b)
+    for before, then in ((a, b), (b, c)):
+        pool.release(before)
+        assert pool.allows(then) and pool.use(then) == 0
+    assert pool.loaded() == 3 and list(pool.idle) == [8]  # the third took the place of the first, used longest ago
+    pool.release(c)
+    pool.use(last)
+    assert pool.loaded() == 0
+    pool.release(last)
+    pool.use(again)
+    assert pool.loaded() == 1 and list(pool.idle) == [8]
+
+
+def asked_of_models(slots, *, models="3", on="8xsn40l,copy=125,host=12tb", more=""):
+    words = f"concurrency=1,prompt=64,output=2,requests=12,adapters={models},lora=models,adapter_slots={slots}{more}"
+    return predict_serving(model.load("llama2-7b"), cluster.load(on), parse(words), parse_plan("tp8"), detail=False)
+
+
+def test_a_request_waits_for_its_model_over_the_link_unless_it_is_there():
+    # 6.74e9 parameters of 2 bytes over eight links of 125 GB/s; with room for all three each comes once
+    comes = 6_738_415_616 * 2 / 8 / 125e9
+    none, all_ = (asked_of_models(slots).metrics.ttft_s for slots in (1, 3))
+    drawn = parse("concurrency=1,prompt=64,output=2,requests=12,adapters=3,lora=models").drawn().adapter.tolist()
+    switches = 1 + sum(a != b for a, b in pairwise(drawn))
+    assert switches > len(set(drawn))
+    assert 12 * (none.mean - all_.mean) == pytest.approx((switches - len(set(drawn))) * comes, rel=0.02)
+
+
+def test_models_that_the_host_has_no_room_for_are_refused_and_slots_take_the_cache_s_memory():
+    with pytest.raises(MeshwrightError, match=r"200 models of 12\.6 GiB do not fit"):
+        asked_of_models(2, models="200", on="8xh100,host=2tb")
+    with pytest.raises(MeshwrightError, match="models have no rank"):
+        asked_of_models(2, more=",adapter_rank=8")
+    assert asked_of_models(2).kv_blocks > asked_of_models(3).kv_blocks
+    assert not asked_of_models(60, models="100").fits

@@ -18,6 +18,7 @@ from meshwright.plan import Experts, Layout, Memory, Pipeline, Plan, check
 from meshwright.plan.facets import fields
 from meshwright.plan.facets.offload import Offload
 from meshwright.plan.serving_roles import serving_pools
+from meshwright.quantity import gibibytes
 from meshwright.serving.kv_budget import KvShares
 from meshwright.spec import model as models
 from meshwright.spec.cluster import Cluster
@@ -43,6 +44,7 @@ def refused(plan: Plan, model: Model, cluster: Cluster, serve: Serve) -> list[Di
         found += _tried(lambda axis=axis, name=name: serving.get(axis, name))
     found += _of_drafts(words, [pool.plan for pool in plan.pools]) if words.draft else []
     found += _of_adapters(serve, model)
+    found += _of_models(serve, model, plan, cluster)
     found += _of_auto_budget(serve)
     if plan.several and (serve.certain or any(client.certain for client in serve.clients)):
         help = "drop certain=, or serve prompts and answers by the same replicas"
@@ -211,6 +213,31 @@ def _of_drafts(words: EngineWords, plans: list[Plan]) -> list[Diagnostic]:
         found.append(_bad(f"{name} is for one request at a time", place, "say max_batch=1, or another policy"))
     if name == "pipeinfer" and all(plan.layout.pp == 1 for plan in plans):
         found.append(_bad("pipeinfer fills the stages of a pipeline, and there is one stage", place, "say pp4"))
+    return found
+
+
+def _of_models(serve: Serve, model: Model, plan: Plan, cluster: Cluster) -> list[Diagnostic]:
+    """Return faults of models that take turns: words of other adapters, and a host without room for all of them."""
+    words = serve.engine
+    if words.lora != "models":
+        return []
+    found = []
+    if plan.several or words.draft:
+        what = "pools" if plan.several else "a draft model"
+        found.append(_bad(f"lora=models with {what}", "--serve lora=models", f"drop {what}"))
+    if serve.adapter_rank != Serve().adapter_rank or words.adapter_pool:
+        found.append(_bad("models have no rank", "--serve lora=models", "drop adapter_rank= and adapter_pool="))
+    if serve.adapters is None or plan.several:
+        return found
+    layout, node = plan.on(cluster.num_devices).layout, cluster.islands[0].node
+    nodes = max(1, layout.num_ranks // max(1, layout.dp) // node.devices)
+    each = model.num_params * (WEIGHT_BYTES[plan.precision.weights] if plan.precision.weights else 2.0)
+    if serve.adapters.count * each > nodes * node.host_memory_bytes:
+        message = (
+            f"{serve.adapters.count} models of {gibibytes(each)} do not fit into {gibibytes(node.host_memory_bytes)}"
+        )
+        help = f"at most {int(nodes * node.host_memory_bytes / each)}; or a host with more: --on ...,host=12tb"
+        found.append(_bad(f"{message} of the host's memory", f"--serve adapters={serve.adapters.text()}", help))
     return found
 
 

@@ -136,7 +136,10 @@ def orders(d: Deployment, known: tuple[str, ...]) -> Iterator[Gap]:
 
 def adapters(d: Deployment, ranks: tuple[int, ...] = ()) -> Iterator[Gap]:
     """Yield the gaps of low-rank adapters: they lie in slots of their own, of one of these `ranks` if there are any."""
-    if d.adapters and d.engine.lora != "slots":
+    if d.adapters and d.engine.lora == "models":
+        reason = "a server holds one model: models that take turns on one are several servers"
+        yield Gap(facet="--serve lora=models", value="lora=models", reason=reason, help="deploy each model by itself")
+    elif d.adapters and d.engine.lora != "slots":
         yield Gap(
             facet=f"--serve lora={d.engine.lora}",
             value=f"lora={d.engine.lora}",

@@ -4,7 +4,9 @@ With unified paging an adapter's weights lie in blocks of the cache of keys and 
 room for, and those that nobody uses leave when blocks are needed (S-LoRA, Sheng et al., MLSys 2024, 2311.03285, section
 5.1).
 With slots so many lie in memory of their own, and no others run beside them (vLLM's ``--max-loras``). Merged into the
-model's weights there is one at a time, and whoever needs another waits until all that use it are answered.
+model's weights there is one at a time, and whoever needs another waits until all that use it are answered. Where each
+is a whole model (a composition of experts, Prabhakar et al. 2405.07518) one runs at a time too, and those that ran last
+stay in slots until others need them.
 """
 
 from __future__ import annotations
@@ -15,17 +17,21 @@ import msgspec
 
 from meshwright.serving.engine_request import EngineRequest
 
-#: Ways to hold adapters.
-WAYS = ("unified", "slots", "merged")
-
 
 class AdapterRules(msgspec.Struct, frozen=True, kw_only=True):
     """The rules of adapters: each takes so many ``blocks`` of the cache, at most ``slots`` are used at a time (0: as
-    many as have room). ``merged``: requests without an adapter do not run beside one."""
+    many as have room). ``merged``: requests without an adapter do not run beside one. ``alone``: one is used at a time,
+    and ``slots`` have room for it and for those that nobody uses."""
 
     blocks: int = 0
     slots: int = 0
     merged: bool = False
+    alone: bool = False
+
+    @property
+    def together(self) -> int:
+        """Adapters that may be used at a time, 0 for any number."""
+        return 1 if self.alone else self.slots
 
 
 class AdapterPool:
@@ -50,12 +56,12 @@ class AdapterPool:
 
     def allows(self, one: EngineRequest) -> bool:
         """Return whether a request may run beside those that do."""
-        slots = self.rules.slots
-        return not slots or not self.counts(one) or one.adapter in self.used or len(self.used) < slots
+        most = self.rules.together
+        return not most or not self.counts(one) or one.adapter in self.used or len(self.used) < most
 
     def room_for(self, more: set[int]) -> bool:
         """Return whether so many other adapters may be used beside those that are."""
-        return not self.rules.slots or len(self.used) + len(more) <= self.rules.slots
+        return not self.rules.together or len(self.used) + len(more) <= self.rules.together
 
     def needs(self, one: EngineRequest) -> int:
         """Return the free blocks that the adapter of a request takes: none where others use it."""

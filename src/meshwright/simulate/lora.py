@@ -45,7 +45,8 @@ def adapter_bytes(forward: Forward, rank: float) -> float:
 class LoraCosts(msgspec.Struct, frozen=True, kw_only=True):
     """The adapters of a replica: ``load_s`` to bring one to the device, which is hidden behind the iteration before
     where they are ``prefetched``; ``merge_s`` to put one into the model's weights in place of another, after which
-    they cost nothing. ``prices`` are the seconds of an iteration by (tokens, adapters)."""
+    they cost nothing; nor do those that are ``whole`` models, beside which there is nothing. ``prices`` are the seconds
+    of an iteration by (tokens, adapters)."""
 
     forward: Forward
     device: Device
@@ -54,12 +55,13 @@ class LoraCosts(msgspec.Struct, frozen=True, kw_only=True):
     load_s: float
     prefetched: bool = False
     merge_s: float = 0.0
+    whole: bool = False
     prices: dict[tuple[int, int], float] = {}
 
     def seconds(self, tokens: int, adapters: int) -> float:
         """Return what so many tokens with so many different adapters add to an iteration; both are rounded up, tokens
         to an eighth of a power of two and adapters to a power of two."""
-        if not tokens or self.merge_s:
+        if not tokens or self.merge_s or self.whole:
             return 0.0
         step = max(1, 1 << max(tokens.bit_length() - 4, 0))
         key = -(-tokens // step) * step, 1 << (adapters - 1).bit_length()

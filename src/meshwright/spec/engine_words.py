@@ -28,7 +28,7 @@ PREEMPTIONS = ("recompute", "swap")
 #: Bytes of a number in the cache of keys and values; of int8 with a scale in fp32 for a head of 128 (2407.00029).
 KV_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0 + 4 / 128}
 #: Ways to hold LoRA adapters.
-LORA = ("unified", "slots", "merged")
+LORA = ("unified", "slots", "merged", "models")
 #: How keys and values go from a pool that computes prompts to one that goes on with them.
 KV_SENDS = ("whole", "layerwise")
 
@@ -47,7 +47,8 @@ class EngineWords(msgspec.Struct, frozen=True, kw_only=True):
     host's memory for each rank, where shared blocks that leave the device go too. ``kv_budget`` keeps a part of each
     context alone, which is approximate. Adapters lie in the cache's memory (``lora`` unified), in so many
     ``adapter_slots`` of their own, or are merged into the weights one at a time; built from a pool (``adapter_pool``)
-    they take its rank of memory. The model ``draft`` (or ``ngram``) guesses so many tokens ahead (``guesses``, 0: as
+    they take its rank of memory. Or each is a model of its own (``models``) in the host's memory, and slots have the
+    ones that ran last. The model ``draft`` (or ``ngram``) guesses so many tokens ahead (``guesses``, 0: as
     the policy of ``speculation`` usually does), each of which comes true with the chance ``accept``; ``targets`` copies
     of the model verify. ``kv_send`` says whether a prompt's keys and values go to another pool as a whole or layer by
     layer, while later layers are computed. ``profile`` names the engine whose host times are meant. Replicas that

@@ -165,6 +165,9 @@ def of_adapters(words: EngineWords) -> Iterator[Diagnostic]:
     if words.lora == "merged":
         message = "lora=merged is predicted, and not served: adapters are computed beside the weights"
         yield _bad(message, "--serve lora=merged", "say lora=unified, or lora=slots")
+    if words.lora == "models":
+        message = "lora=models is predicted, and not served: an engine holds one model"
+        yield _bad(message, "--serve lora=models", "say lora=unified, or lora=slots")
     if words.policy == "static":
         help = "say policy=orca, or another that admits requests one by one"
         yield _bad("adapters in static batches are not served", "--serve policy=static", help)
