@@ -54,7 +54,7 @@ def test_a_static_batch_and_a_rate_are_loads_too():
 @pytest.mark.parametrize(
     ("cells", "reason"),
     [
-        ({"mode": "disagg"}, "V006 prefill and decode apart"),
+        ({"mode": "disagg"}, "V006 tensor parallelism not stated"),
         ({"precision": "int4"}, "V006 precision int4"),
         ({"tp": ""}, "V006 tensor parallelism not stated"),
         ({"isl": ""}, "V006 lengths not stated"),
@@ -66,6 +66,24 @@ def test_a_static_batch_and_a_rate_are_loads_too():
 def test_a_row_that_is_not_predicted_says_why(cells, reason):
     found = only(**cells)
     assert isinstance(found, Unsupported) and found.reason == reason
+
+
+def test_prompts_and_answers_apart_are_two_pools_whose_replicas_lie_in_nodes():
+    halves = {"prefill_workers": "1", "prefill_tp": "4", "decode_workers": "2", "decode_tp": "8"}
+    question = asked(ROW | halves | {"mode": "disagg", "tp": "", "hardware": "b200_sxm"})
+    # four devices of the first node, and two whole nodes behind it
+    assert question.devices == 20 and question.cluster.num_devices == 24
+    assert [(pool.plan.layout.tp, pool.plan.layout.dp) for pool in question.plan.several] == [(4, 1), (8, 2)]
+    few = {"mode": "disagg", "tp": "", "prefill_workers": "2", "prefill_tp": "1", "decode_tp": "2"}
+    found = only(**few)
+    assert found.tpot[1] > 0 and found.throughput[1] * 4 < 4 / found.tpot[1]
+
+
+def test_experts_whose_ranks_make_up_the_devices_are_split_over_those_of_attention():
+    mixtral = {"model": "mistralai/Mixtral-8x7B-v0.1", "num_gpus": "4", "ep": "2", "tp": "2"}
+    for cells, tp in ((mixtral, 4), (mixtral | {"ep": "4", "tp": "1"}, 4), (mixtral | {"num_gpus": "2"}, 2)):
+        plan = asked(ROW | cells).plan
+        assert (plan.layout.tp, plan.experts.ep) == (tp, int(cells["ep"]))
 
 
 def test_what_a_benchmarks_scripts_say_of_the_engine_is_asked():

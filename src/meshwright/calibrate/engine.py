@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +27,7 @@ from meshwright.cost.engine import FORMAT_VERSION, EngineProfile
 from meshwright.cost.standard import serving_costs
 from meshwright.errors import MeshwrightError
 from meshwright.simulate.serve import simulate
-from meshwright.simulate.served import Replica
+from meshwright.simulate.served import Replica, ServedRequests
 from meshwright.spec.model import Model
 from meshwright.spec.requests import Requests
 from meshwright.spec.serve import Serve
@@ -43,6 +44,11 @@ FEWEST = 40
 STEPS, SMALL = 8, 0.03
 #: Weight of a time to the first token beside a time per token.
 FIRST_TOKEN = 0.5
+#: Rows of a model on a device at most: more of them, by a hash of what was measured, decide nothing alone.
+MOST = 24
+#: Host times of a layer and of its experts (us) that a fit starts from. Where the device takes longer than the host the
+#: error does not change with these, so that a fit from a small start stays there.
+STARTS = ((150.0, 150.0), (400.0, 1500.0))
 #: The normal distribution's central 80% lies within this many standard deviations.
 NORMAL_80 = 1.2816
 
@@ -70,6 +76,11 @@ CONSTANTS = (
 )
 
 
+#: Constants of what clients wait for besides, and the host's times that follow from them: nothing is computed again.
+FRONT = ("front_us", "token_us", "front_steps")
+SEEN = ("front_s", "token_s", "front_steps")
+
+
 class EngineSample(NamedTuple):
     """A measured server: its replica under an engine that adds nothing, its requests, and the measured seconds per
     token and to the first token, and tokens a second of a device (NaN where the row does not say)."""
@@ -87,9 +98,17 @@ class EngineSample(NamedTuple):
 
     def predicted(self, profile: EngineProfile) -> np.ndarray:
         """Return (seconds per token, to the first token, tokens a second and device) [3] in an engine."""
-        host = host_times(profile, self.spec, self.serve)
+        return self.seen(self.computed(profile), profile)
+
+    def computed(self, profile: EngineProfile) -> ServedRequests:
+        """Return what becomes of the requests in an engine as it computes them, before clients see it."""
+        host = msgspec.structs.replace(host_times(profile, self.spec, self.serve), **dict.fromkeys(SEEN, 0.0))
         replica = msgspec.structs.replace(self.base, costs=paced(self.base.costs, profile), host=host)
-        served = simulate(replica, self.requests)
+        return simulate(replica, self.requests)
+
+    def seen(self, computed: ServedRequests, profile: EngineProfile) -> np.ndarray:
+        """Return the same of requests that were computed, as clients of an engine see them."""
+        served = computed.seen(self.requests, host_times(profile, self.spec, self.serve))
         times = times_of(self.requests, served)
         span = float(served.end_s.max() - served.arrival_s.min())
         tpot = float(np.nanmean(times.tpot)) if (self.requests.output > 1).any() else np.nan
@@ -121,6 +140,8 @@ def samples(folder: Path, progress: Callable[[str], None] = lambda line: None) -
         name = profile_name(row)
         try:
             model, cluster, serve, plan, requests, devices = asked(row)
+            if plan.several:
+                continue  # its pools have a server each
             made = built(
                 model,
                 cluster,
@@ -165,11 +186,23 @@ def library_of(profile: str) -> str:
     return engine if engine in ("trtllm", "sglang") else "vllm"
 
 
+def spread(found: Iterable[EngineSample]) -> list[EngineSample]:
+    """Return the samples without those that are more than :data:`MOST` of one engine, model and device."""
+    groups: dict[tuple[str, ...], list[EngineSample]] = {}
+    for sample in found:
+        groups.setdefault((sample.profile, sample.model, sample.hardware, sample.source), []).append(sample)
+
+    def drawn(sample: EngineSample) -> bytes:
+        return sha256(repr((sample.measured, len(sample.requests))).encode()).digest()
+
+    return [sample for some in groups.values() for sample in sorted(some, key=drawn)[:MOST]]
+
+
 def fit_all(found: Iterable[EngineSample], progress: Callable[[str], None] = lambda line: None) -> list[EngineFit]:
     """Return the fit of every profile that has rows enough, in order of their names, and last of the default: that of
     all engines, whose error is that of engines left out."""
     by_profile: dict[str, list[EngineSample]] = {}
-    for sample in found:
+    for sample in spread(found):
         by_profile.setdefault(sample.profile, []).append(sample)
     mine = {name: some for name, some in sorted(by_profile.items()) if len(some) >= FEWEST}
     out = []
@@ -188,23 +221,41 @@ def fit(name: str, mine: list[EngineSample], groups: tuple[str, ...]) -> EngineF
     where there are several."""
     measured = np.log(np.array([sample.measured for sample in mine]))
     weight = weights(measured)
-    values = np.array([constant.start for constant in CONSTANTS])
-    best, least = values, np.inf
+    best = min((_fitted(name, mine, measured, weight, eager) for eager in STARTS), key=lambda found: found.loss)
+    errors = {"in_sample": best.error}
+    for field in groups:
+        left = [getattr(sample, field) for sample in mine]
+        errors[field] = _left_out(best.error, best.slope, weight, best.values, left)
+    found = _profile(name, best.values, mine, errors, weight)
+    return EngineFit(found, len(mine), len({sample.model for sample in mine}), errors)
+
+
+class _Found(NamedTuple):
+    """The constants of a fit, the weighted error of what they predict, its parts [n, 3] and their derivatives."""
+
+    loss: float
+    values: np.ndarray
+    error: np.ndarray
+    slope: np.ndarray
+
+
+def _fitted(
+    name: str, mine: list[EngineSample], measured: np.ndarray, weight: np.ndarray, eager: tuple[float, float]
+) -> _Found:
+    """Return the best constants behind those host times of a layer and of its experts."""
+    given = dict(zip(("layer_us", "experts_us"), eager))
+    values = np.array([given.get(constant.name, constant.start) for constant in CONSTANTS])
+    best = _Found(np.inf, values, np.empty(0), np.empty(0))
     for _ in range(STEPS):
-        now = _logs(name, values, mine)
+        now, computed = _logs(name, values, mine)
         error = now - measured
         loss = float(np.nansum(np.abs(error) * weight))
-        if loss >= least:
-            values = (values + best) / 2  # half the step back
+        if loss >= best.loss:
+            values = (values + best.values) / 2  # half the step back
             continue
-        best, least, seen = values, loss, error
-        slope = _slopes(name, values, mine, now)
-        values = values + _step(error, slope, weight, values)
-    errors = {"in_sample": seen}
-    for field in groups:
-        errors[field] = _left_out(seen, slope, weight, best, [getattr(sample, field) for sample in mine])
-    found = _profile(name, best, mine, errors, weight)
-    return EngineFit(found, len(mine), len({sample.model for sample in mine}), errors)
+        best = _Found(loss, values, error, _slopes(name, values, mine, now, computed))
+        values = values + _step(error, best.slope, weight, values)
+    return best
 
 
 def weights(measured: np.ndarray) -> np.ndarray:
@@ -220,20 +271,24 @@ def _with(name: str, values: np.ndarray) -> EngineProfile:
     return EngineProfile(name=name, library=library_of(name), **fields, **graphs)
 
 
-def _logs(name: str, values: np.ndarray, mine: list[EngineSample]) -> np.ndarray:
-    """Logarithms of what is predicted [n, 3]."""
+def _logs(
+    name: str, values: np.ndarray, mine: list[EngineSample], computed: list[ServedRequests] | None = None
+) -> tuple[np.ndarray, list[ServedRequests]]:
+    """Logarithms of what is predicted [n, 3], and what was computed for it, unless it is given."""
     profile = _with(name, values)
-    return np.log(np.array([sample.predicted(profile) for sample in mine]))
+    found = [sample.computed(profile) for sample in mine] if computed is None else computed
+    return np.log(np.array([sample.seen(one, profile) for sample, one in zip(mine, found, strict=True)])), found
 
 
-def _slopes(name: str, values: np.ndarray, mine: list[EngineSample], now: np.ndarray) -> np.ndarray:
+def _slopes(
+    name: str, values: np.ndarray, mine: list[EngineSample], now: np.ndarray, computed: list[ServedRequests]
+) -> np.ndarray:
     """Derivatives of those by each constant [constants, n, 3], in units of its step."""
-    return np.array(
-        [
-            _logs(name, values + constant.step * (np.arange(len(values)) == place), mine) - now
-            for place, constant in enumerate(CONSTANTS)
-        ]
-    )
+    found = []
+    for place, constant in enumerate(CONSTANTS):
+        moved = values + constant.step * (np.arange(len(values)) == place)
+        found.append(_logs(name, moved, mine, computed if constant.name in FRONT else None)[0] - now)
+    return np.array(found)
 
 
 def _step(error: np.ndarray, slope: np.ndarray, weight: np.ndarray, values: np.ndarray) -> np.ndarray:

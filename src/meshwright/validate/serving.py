@@ -105,20 +105,75 @@ def asked(row: dict[str, str]) -> ServingQuestion:
     Raises:
         MeshwrightError: V006 when the row cannot be expressed; M and C codes for unknown models and devices.
     """
-    if row["mode"] != "agg":
-        raise unsupported("prefill and decode apart")
     if row["precision"] not in PRECISIONS:
         raise unsupported(f"precision {row['precision']}")
-    tp, pp = whole(row, "tp"), whole(row, "pp", 1) or 1
-    if not tp:
-        raise unsupported("tensor parallelism not stated")
+    apart = row["mode"] == "disagg"
+    layouts = [_layout(row, half) for half in (HALVES if apart else ("",))]
     serve, requests = _load(row)
     model = msgspec.structs.replace(models.load(row["model"]), max_seq_len=0)  # a benchmark may go beyond it
-    adp, ep = whole(row, "dp", 1) or 1, whole(row, "ep", 1) or 1
-    tp *= adp  # a row's tp is that of attention, in each of so many groups
-    cluster = clusters.load(f"{tp * pp}x{row['hardware']}")
-    plan = parse_plan(f"tp{tp} adp{adp} pp{pp} ep{ep if model.mixtures else 1} {_precision(row, cluster)}".strip())
-    return ServingQuestion(model, cluster, serve, plan, requests, tp * pp)
+    begins, count = _placed(layouts, clusters.load_device(row["hardware"]).node.devices)
+    cluster = clusters.load(f"{count}x{row['hardware']}")
+    words = [f"{one.words(bool(model.mixtures))} {_precision(row, cluster)}".strip() for one in layouts]
+    if apart:
+        pools = zip(HALVES, words, layouts, begins, strict=True)
+        text = " + ".join(
+            f"{half}=[{said} dp{one.workers} on={begin}:{begin + one.devices}]" for half, said, one, begin in pools
+        )
+        words = [f"{text} prefill->decode:kv"]
+    devices = sum(one.devices for one in layouts)
+    return ServingQuestion(model, cluster, serve, parse_plan(words[0]), requests, devices)
+
+
+#: Pools of a row whose prompts are computed by some replicas, and whose answers by others, and their columns' prefixes.
+HALVES = ("prefill", "decode")
+
+
+class _RowLayout(NamedTuple):
+    """The layout of replicas of a row: so many ``workers``, each with the ranks of an attention group (``tp``), the
+    groups (``adp``), stages and ranks that the experts are split over."""
+
+    workers: int
+    tp: int
+    adp: int
+    pp: int
+    ep: int
+
+    @property
+    def devices(self) -> int:
+        """Devices of all of them."""
+        return self.workers * self.tp * self.adp * self.pp
+
+    def words(self, mixtures: bool) -> str:
+        """Return the layout of one as a plan says it, of a model that has experts or has none."""
+        return f"tp{self.tp * self.adp} adp{self.adp} pp{self.pp} ep{self.ep if mixtures else 1}"
+
+
+def _placed(layouts: list[_RowLayout], node: int) -> tuple[list[int], int]:
+    """Return the first devices of layouts on nodes of so many, whose replicas lie in as few as they can, and how many
+    devices these nodes have."""
+    begins, end = [], 0
+    for one in layouts:
+        size = min(one.tp * one.adp * one.pp, node)
+        begins.append(-(-end // size) * size)
+        end = begins[-1] + one.devices
+    return begins, end if end <= node else -(-end // node) * node
+
+
+def _layout(row: dict[str, str], half: str) -> _RowLayout:
+    """Return the layout of a row, or of a ``half`` of one.
+
+    Raises:
+        MeshwrightError: V006 where it does not say how many ranks there are.
+    """
+    prefix = f"{half}_" if half else ""
+    tp = whole(row, f"{prefix}tp")
+    if not tp:
+        raise unsupported("tensor parallelism not stated")
+    workers = whole(row, f"{prefix}workers", 1) if half else 1
+    adp, pp, ep = (whole(row, f"{prefix}{name}", 1) or 1 for name in ("dp", "pp", "ep"))
+    if not half and ep > 1 and whole(row, "num_gpus") == tp * adp * pp * ep:
+        tp *= ep  # the row's tp is that of the experts: the ranks that share attention split them further
+    return _RowLayout(workers or 1, tp, adp, pp, ep)
 
 
 def predicted(
@@ -162,7 +217,8 @@ def _load(row: dict[str, str]) -> tuple[Serve, Requests]:
     kv = row.get("kv_dtype") or (protocol.kv if row["precision"] in ("fp8", "fp4") else "")
     concurrency, batch, rate = whole(row, "concurrency"), whole(row, "batch_size"), number(row, "rate_req_s")
     shape = (whole(row, "tp", 1) or 1, whole(row, "dp", 1) or 1, concurrency or 0, prompt, output)
-    words = launched(protocol.scripts, row, family(row["engine"]), LaunchedServer(row["precision"], *shape))
+    scripts = protocol.scripts if row["mode"] == "agg" else ()  # they launch one server
+    words = launched(scripts, row, family(row["engine"]), LaunchedServer(row["precision"], *shape))
     engine = EngineWords(max_batch=MAX_BATCH, profile=profile_of(row), kv=kv if kv in KV_BYTES else "bf16", **words)
     said = {"prompt": prompt, "output": output, "engine": engine}
     if row["load_type"] == "concurrency" and concurrency:

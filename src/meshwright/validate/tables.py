@@ -50,7 +50,8 @@ NUMBERS = {
     **dict.fromkeys(STEPS, _ASKED_OF_STEPS),
     "serving_runs": (
         *("isl", "osl", "concurrency", "rate_req_s", "batch_size", "tp", "pp", "dp", "num_requests"),
-        *("ttft_ms", "tpot_ms", "throughput_tok_s_per_gpu"),
+        *("ttft_ms", "tpot_ms", "throughput_tok_s_per_gpu", "ep", "num_gpus"),
+        *(f"{half}_{said}" for half in ("prefill", "decode") for said in ("workers", "tp", "pp", "dp", "ep")),
     ),
     "serving_requests": ("prompt_tokens", "output_tokens", "arrival_s", "first_token_s", "last_token_s"),
 }
