@@ -161,7 +161,7 @@ GROWS = "qsr:h=2,growth=0.02,rate=0.01,steps=100"
         (["--tokenizer", "absent.json"], "D004", "cannot read the tokenizer"),
         (["--trace", "no/where.json"], "X104", "cannot write no/where.json"),
         (["--train", "batch=4000,seq=32"], "D005", "the text is too short"),
-        (["--plan", "dp2 fp8"], "P032", "fp8 is predicted, not trained"),
+        (["--plan", "dp2 mxfp8"], "P032", "mxfp8 is predicted, not trained"),
         (["--plan", "tp3"], "P0", "tp"),
         (["--plan", f"dp2 sync={GROWS}", "--lr", "0.1"], "Y005", "--lr 0.1 is not the rate=0.01"),
         (["--plan", f"dp2 sync={GROWS}", "--steps", "101"], "Y005", "101 steps are more than the 100"),

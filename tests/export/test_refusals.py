@@ -34,11 +34,11 @@ def test_a_plan_without_refusals_is_exported_and_one_with_them_is_not(target, qu
 
 
 def test_meshwright_refuses_what_its_executor_does_not_run():
-    asked = request("llama3-8b", "8xh100", "batch=64,seq=2048", "tp2 fsdp fp8 unfused operators")
+    asked = request("llama3-8b", "8xh100", "batch=64,seq=2048", "tp2 fsdp mxfp8 unfused operators")
     found = refusals("meshwright", asked)
     assert len(found) == len(unexecutable(asked.plan, asked.model, asked.train)) == 3
     assert [gap.facet for gap in found] == ["memory.attention", "memory.recompute", "precision.compute"]
-    assert "fp8 is predicted, not trained" in found[2].reason
+    assert "mxfp8 is predicted, not trained" in found[2].reason
     assert refusals("meshwright", request("llama3-8b", "8xh100", "batch=64,seq=2048", "tp2 fsdp")) == ()
 
 

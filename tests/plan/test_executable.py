@@ -37,7 +37,7 @@ REFUSED = [
         "tp of 1",
     ),
     ("dp2", LLAMA, Train(global_batch=8, seq_len=64, optimizer="muon"), "P031", "say one of adamw"),
-    ("dp2", LLAMA, Train(global_batch=8, seq_len=64, dtype="fp8"), "P032", "'dp2 mb1 bf16'"),
+    ("dp2", LLAMA, Train(global_batch=8, seq_len=64, dtype="mxfp8"), "P032", "'dp2 mb1 fp8'"),
     ("dp2 grads=fp16", LLAMA, TRAIN, "P032", "grads=fp16"),
     ("dp2 unfused", LLAMA, TRAIN, "P033", "unfused attention"),
     ("tp2 nosp overlap=tp", LLAMA, TRAIN, "P033", "without sequence parallelism"),

@@ -81,9 +81,9 @@ class LatentAttention(nn.Module):
         down, *queries = products(shared, x, into, self.adapters, p)
         down = down if self.down_bias is None else down + self.down_bias
         *latent, kv = down.split(self.widths, -1)
-        q = matmul(self.q_norm(latent[0]), self.q) if latent else queries[0]
+        q = matmul(self.q_norm(latent[0]), self.q, shared.low) if latent else queries[0]
         latent, key = kv.split([spec.kv_lora_rank, spec.rope_head_dim], -1)
-        made = matmul(self.kv_norm(latent), self.up)
+        made = matmul(self.kv_norm(latent), self.up, shared.low)
         # [s, b, heads * width] -> [b, s, heads, width]
         q, made = (y.unflatten(-1, (self.heads, -1)).transpose(0, 1) for y in (q, made))
         q, turned = q.split([self.plain, spec.rope_head_dim], -1)

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from meshwright.run.collect import all_gather, all_reduce, reduce_scatter
+from meshwright.run.fp8 import grouped_product, scaled_product
 from meshwright.run.mesh import AxisGroup
 from meshwright.run.tiles import gathered_product, scattered_product
 
@@ -70,6 +71,14 @@ def _now_or_later(add: Callable[[], None]) -> None:
         add()
     else:
         _waiting.append(add)
+
+
+def _added(sink: Sink | None, gradient: Callable[[], torch.Tensor]) -> torch.Tensor | None:
+    """A weight's `gradient`: returned where the weight has no sink, else given to it now or at W."""
+    if sink is None:
+        return gradient()
+    _now_or_later(lambda: sink.add(gradient()))
+    return None
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
@@ -147,9 +156,12 @@ def _weight_gradient(
     return None
 
 
-def matmul(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def matmul(x: torch.Tensor, weight: torch.Tensor, low: str = "") -> torch.Tensor:
     """``x @ weight.T`` for x [..., k] and weight [n, k]; the weight gradient goes to the weight's sink, if any. In
-    inference a weight may be ``stored`` otherwise, and knows its product, or ``adapted`` by what some tokens add."""
+    inference a weight may be ``stored`` otherwise, and knows its product, or ``adapted`` by what some tokens add.
+    `low`: the format that operands are rounded to (:mod:`.fp8`), "" for none."""
+    if low:
+        return scaled_product(x, weight, low, _added)
     if torch.is_inference_mode_enabled():
         stored = getattr(weight, "stored", None)
         out = F.linear(x, weight) if stored is None else stored.product(x)
@@ -159,15 +171,25 @@ def matmul(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def column_parallel(
-    x: torch.Tensor, weight: torch.Tensor, tp: AxisGroup, *, sequence: bool, keep: bool, tiles: bool = False
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    tp: AxisGroup,
+    *,
+    sequence: bool,
+    keep: bool,
+    tiles: bool = False,
+    low: str = "",
 ) -> torch.Tensor:
     """Into a tensor-parallel region: x [s, b, k] with `sequence` sharded along dim 0, weight this rank's rows [n, k].
-    `keep`: what was gathered stays for the weight gradient. `tiles`: in the steps of a ring.
+    `keep`: what was gathered stays for the weight gradient. `tiles`: in the steps of a ring. `low` as of
+    :func:`matmul`.
 
     Returns [S, b, n] of the whole sequence.
     """
     if tp.alone or (not sequence and torch.is_inference_mode_enabled()):
-        return matmul(x, weight)
+        return matmul(x, weight, low)
+    if low:
+        return scaled_product(x, weight, low, _added, tp, enter=sequence, keep=keep)
     return _Product.apply(x, weight, tp, sequence, keep, tiles)
 
 
@@ -221,9 +243,11 @@ def _groups(counts: list[int]) -> Iterator[tuple[int, slice]]:
         start += count
 
 
-def grouped_matmul(x: torch.Tensor, weight: torch.Tensor, counts: list[int]) -> torch.Tensor:
+def grouped_matmul(x: torch.Tensor, weight: torch.Tensor, counts: list[int], low: str = "") -> torch.Tensor:
     """x [t, k] in consecutive groups of `counts` rows (sum t), each times its own weight [groups, n, k] transposed:
-    [t, n]. The weight gradient goes to the weight's sink if it has one."""
+    [t, n]. The weight gradient goes to the weight's sink if it has one. `low` as of :func:`matmul`."""
+    if low:
+        return grouped_product(x, weight, low, _added, list(_groups(counts)))
     stored = getattr(weight, "stored", None)
     if stored is not None:
         return torch.cat([stored[i].product(x[rows]) for i, rows in _groups(counts)])

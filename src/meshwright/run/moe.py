@@ -267,8 +267,9 @@ class Mixture(nn.Module):
         return sum_over(rows, self.etp) if self.alike else rows
 
     def _experts(self, rows: torch.Tensor, groups: list[int], up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
-        inner = activate(grouped_matmul(rows, up, groups), self.spec, self.shared.plan.kernels.compile)
-        return grouped_matmul(inner, down, groups)
+        shared = self.shared
+        inner = activate(grouped_matmul(rows, up, groups, shared.low), self.spec, shared.plan.kernels.compile)
+        return grouped_matmul(inner, down, groups, shared.low)
 
     # -- what the router is seen to do, and losses on it
 

@@ -74,7 +74,8 @@ class Pass(NamedTuple):
 class Shared(NamedTuple):
     """The arguments with which all modules of a rank are built. ``apart``: sums over tensor-parallel ranks are made by
     who runs the modules (:mod:`meshwright.run.overlapped`), which take and give this rank's part. ``node_ranks`` are
-    the devices of a node that the plan is for, 0 where all are on one."""
+    the devices of a node that the plan is for, 0 where all are on one. ``low``: the format that operands of the layers'
+    products are rounded to (:mod:`.fp8`), "" for none."""
 
     model: Model
     plan: Plan
@@ -87,6 +88,7 @@ class Shared(NamedTuple):
     apart: bool = False
     train: Train | None = None
     node_ranks: int = 0
+    low: str = ""
 
     @property
     def tiles(self) -> bool:
@@ -148,12 +150,12 @@ class Shared(NamedTuple):
             return x
         return gather_dim(x, self.tp, 0) if self.sp else copy_to(x, self.tp)
 
-    def enter(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """A product of hidden states into a tensor-parallel region."""
+    def enter(self, x: torch.Tensor, weight: torch.Tensor, *, low: str = "") -> torch.Tensor:
+        """A product of hidden states into a tensor-parallel region, with operands rounded as `low` says."""
         if self.apart:
-            return matmul(x, weight)
+            return matmul(x, weight, low)
         keep = self.plan.memory.gathered == "kept"
-        return column_parallel(x, weight, self.tp, sequence=self.sp, keep=keep, tiles=self.tiles)
+        return column_parallel(x, weight, self.tp, sequence=self.sp, keep=keep, tiles=self.tiles, low=low)
 
     def leave(self, x: torch.Tensor) -> torch.Tensor:
         """Partial results out of a tensor-parallel region."""
@@ -214,16 +216,16 @@ class RowLinear(nn.Module):
 
     def forward(self, x: torch.Tensor, p: Pass | None = None) -> torch.Tensor:
         if self.shared.lora is not None:
-            made = times(x, self.weight)
+            made = times(x, self.weight, self.shared.low)
             made = made if self.adapters is None else self.adapters.add([made], x, p)[0]
             if self.shared.apart:
                 return made
             return self.landed(self.shared.leave(made))
         if self.shared.apart:
-            return matmul(x, self.weight)
+            return matmul(x, self.weight, self.shared.low)
         if self.shared.tiles:
             return self.landed(row_parallel(x, self.weight, self.shared.tp))
-        return self.landed(self.shared.leave(matmul(x, self.weight)))
+        return self.landed(self.shared.leave(matmul(x, self.weight, self.shared.low)))
 
     def landed(self, out: torch.Tensor) -> torch.Tensor:
         """The summed results with the bias."""

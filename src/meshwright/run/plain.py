@@ -29,12 +29,13 @@ class Linear(nn.Module):
 
     def __init__(self, shared, name: str, outer: int, inner: int, *, bias: bool = False, deep: bool = False):
         super().__init__()
+        self.low = shared.low
         std = INIT_STD / (2 * shared.model.num_layers) ** 0.5 if deep else INIT_STD
         self.weight = matrix(shared, f"{name}.weight", outer, inner, std)
         self.bias = vector(shared, f"{name}.bias", outer, "zeros") if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out = matmul(x, self.weight)
+        out = matmul(x, self.weight, self.low)
         return out if self.bias is None else out + self.bias
 
 

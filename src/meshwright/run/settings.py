@@ -9,6 +9,8 @@ from meshwright.spec.decay import rate_at
 
 #: Types a run may compute in, by the workload's word; float64 is for checking.
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "float64": torch.float64}
+#: Products of 8 bits are between tensors of 16.
+DTYPES |= {"fp8": torch.bfloat16, "fp8_row": torch.bfloat16}
 
 
 #: How a learning rate follows the batch: the power of batch / base batch that it is multiplied by. Linear: Goyal et al.

@@ -18,6 +18,7 @@ from meshwright.lower.waves import rows
 from meshwright.plan import Plan
 from meshwright.plan.facets.sequence import STATIC
 from meshwright.plan.slices import Portions, own_plan
+from meshwright.run import fp8
 from meshwright.run.adapt import adapt
 from meshwright.run.attention import local_positions
 from meshwright.run.average import Rounds
@@ -109,6 +110,8 @@ class Trainer:
         #: Called before the exchange that no rank leaves until all have come to it.
         self.before_totals: list[Callable[[], None]] = []
         self.types = types = Types.of(plan, train, settings.precision)
+        low = "" if settings.precision else fp8.word_of(plan, train)
+        fp8.needed(low, mesh.device)
         shared = Shared(
             model=model,
             plan=plan,
@@ -120,6 +123,7 @@ class Trainer:
             causal=train.causal,
             train=train,
             node_ranks=settings.node_ranks,
+            low=low,
         )
         actions = own.actions
         self.stages = built(shared, actions, own.layers)

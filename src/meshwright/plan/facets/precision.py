@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 STORED = ("fp32", "bf16", "fp16", "fp8", "none")
 #: What a step may be computed in by the executor.
 EXECUTED = ("fp32", "bf16", "float64")
+#: Formats below 16 bits that the executor rounds the operands of its products to.
+LOW = ("fp8", "fp8_row")
 
 
 class Precision(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,9 +103,13 @@ def _formats(model: Model, cluster: Cluster) -> tuple[str, ...]:
 def _unexecutable(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic]:
     precision = plan.precision
     compute = precision.compute or train.dtype
-    if compute not in EXECUTED:
+    if compute not in (*EXECUTED, *LOW):
         why = "needs loss scaling" if compute == "fp16" else "needs kernels torch has on few devices"
         message = f"{compute} is predicted, not trained: it {why}"
+        near = "bf16" if compute == "fp16" else "fp8_row" if compute == "fp8_block" else "fp8"
+        yield unrun("P032", message, plan, "precision", f"compute = {compute}", compute=near)
+    if compute in LOW and plan.overlap.tp and not plan.overlap.how:
+        message = f"{compute} with overlap=tp is priced and not run: products in the steps of a ring are of 16 bits"
         yield unrun("P032", message, plan, "precision", f"compute = {compute}", compute="bf16")
     frozen = tuple(FROZEN_BYTES) if train.lora is not None else ()
     executed = {
@@ -111,7 +117,7 @@ def _unexecutable(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic
         "grads": ("fp32", "bf16"),
         "master": ("fp32", "none"),
         # parameters that are updated in place may have moments of their own type
-        "moments": ("fp32", "bf16") if precision.master == "none" and compute == "bf16" else ("fp32",),
+        "moments": ("fp32", "bf16") if precision.master == "none" and compute in ("bf16", *LOW) else ("fp32",),
     }
     for name, known in executed.items():
         value = getattr(precision, name)

@@ -106,7 +106,7 @@ def products(
     """Products of hidden states into a tensor-parallel region; with frozen matrices with what adapters add, for which
     the input is made whole once for all of them."""
     if shared.lora is None:
-        return [shared.enter(x, weight) for weight in weights]
+        return [shared.enter(x, weight, low=shared.low) for weight in weights]
     whole = shared.entered(x)
-    made = [times(whole, weight) for weight in weights]
+    made = [times(whole, weight, shared.low) for weight in weights]
     return made if adapters is None else adapters.add(made, whole, p)

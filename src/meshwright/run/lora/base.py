@@ -85,9 +85,10 @@ class _PackedProduct(torch.autograd.Function):
         return back, None, None, None
 
 
-def times(x: torch.Tensor, weight: torch.Tensor | PackedMatrix) -> torch.Tensor:
-    """x [..., k] times a weight [n, k] transposed, stored as it is or quantised."""
-    return weight(x) if isinstance(weight, PackedMatrix) else matmul(x, weight)
+def times(x: torch.Tensor, weight: torch.Tensor | PackedMatrix, low: str = "") -> torch.Tensor:
+    """x [..., k] times a weight [n, k] transposed, stored as it is or quantised; `low`: as of
+    :func:`~meshwright.run.linear.matmul`."""
+    return weight(x) if isinstance(weight, PackedMatrix) else matmul(x, weight, low)
 
 
 def _rows(part: Part, count: int) -> slice:
