@@ -8,6 +8,7 @@ from collections.abc import Hashable
 import msgspec
 
 from meshwright.answer.beside import JOBS_APART, SharedReplicas, beside_bytes, cannot_share
+from meshwright.answer.block_places import ZooPlaces, cannot_cut, roomy
 from meshwright.answer.fairness import fairness, group_metrics
 from meshwright.answer.governed import GovernedReplicas
 from meshwright.answer.latency import objectives_kept, query_summary, serving_metrics, with_intervals
@@ -37,7 +38,7 @@ from meshwright.simulate.iterations import IterationCosts
 from meshwright.simulate.served import Replica
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
-from meshwright.spec.requests import Requests
+from meshwright.spec.requests import Requests, nobody
 from meshwright.spec.serve import Serve
 from meshwright.spec.serve_values import AUTO_BUDGET
 from meshwright.timeline import Timeline
@@ -73,6 +74,7 @@ def predict_serving(
     found += cannot_pair(plan, serve)
     found += cannot_share(plan, cluster, serve)
     found += cannot_power(plan, cluster, serve)
+    found += cannot_cut(plan, model, serve)
     if found:
         raise MeshwrightError(found)
     profile = profile or engine_profile(serve.engine.profile)
@@ -82,7 +84,10 @@ def predict_serving(
     if plan.serving.padded:
         requests = padded(requests, serve.batch or serve.engine.max_batch)
     taken = beside_bytes(serve, cluster)
-    made = built(model, cluster, serve, plan, requests, costs, profile, tables, taken=taken)
+    cut = serve.engine.zoo is not None
+    whole = msgspec.structs.replace(requests, adapter=nobody()) if cut else requests
+    held = roomy(serve, requests) if cut else serve
+    made = built(model, cluster, held, plan, whole, costs, profile, tables, taken=taken)
     replica = made.replica
     if replica is None:
         return without_room(model, cluster, serve, plan, len(requests), made.memory, profile)
@@ -91,6 +96,10 @@ def predict_serving(
         serve = msgspec.structs.replace(serve, engine=engine)
     who = identity(model, cluster, serve, plan)
     together = bound_together(model, cluster, serve, plan, replica, costs)
+    memory, blocks = made.memory, made.blocks
+    if isinstance(together, ZooPlaces):
+        together.lies(made.memory, requests)
+        memory, blocks = together.memory(made.memory), together.blocks
     if together is not None:
         shares, served = together.served(requests)
     else:
@@ -108,11 +117,11 @@ def predict_serving(
         cluster=cluster,
         serve=serve,
         plan=plan,
-        fits=made.fits,
+        fits=made.fits or cut,
         metrics=metrics,
         objectives=objectives,
         num_requests=len(requests),
-        kv_blocks=made.blocks,
+        kv_blocks=blocks,
         peak_kv_blocks=max(one.peak_blocks for one in served),
         peak_batch=max(one.peak_batch for one in served),
         preemptions=sum(one.evictions for one in served),
@@ -125,7 +134,7 @@ def predict_serving(
         groups=group_metrics(serve, shares, served) if detail else (),
         fairness=fairness(shares, served) if detail else None,
         usage=usage(model, cluster, plan, made, shares, served) if detail else None,
-        memory=made.memory,
+        memory=memory,
         assumptions=assumptions(profile, costs, model, serve),
         warnings=(*otherwise(plan), *warnings(metrics, serve, shares, model), *of_others),
         timeline=replicas_over_time(shares, served, plan, cluster, who) if detail else Timeline.bare(identity=who),
@@ -138,9 +147,10 @@ def predict_serving(
 
 def bound_together(
     model: Model, cluster: Cluster, serve: Serve, plan: Plan, replica: Replica, costs: Costs
-) -> Lenders | PairedReplicas | GovernedReplicas | None:
+) -> Lenders | PairedReplicas | GovernedReplicas | ZooPlaces | None:
     """Return replicas that know of one another or are not alone on their devices; None where each serves by itself."""
     words = serve.engine
     kinds = ((words.borrow, Lenders), (words.pairs, PairedReplicas), (words.beside, SharedReplicas))
-    kind = next((kind for said, kind in (*kinds, (words.power, PoweredReplicas)) if said), None)
+    kinds += ((words.power, PoweredReplicas), (words.zoo, ZooPlaces))
+    kind = next((kind for said, kind in kinds if said), None)
     return None if kind is None else kind(model, cluster, serve, plan, replica, costs)

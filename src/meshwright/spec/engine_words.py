@@ -22,6 +22,7 @@ from meshwright.spec.serve_values import (
     token_budget,
     yes_no,
 )
+from meshwright.spec.zoo import Zoo, zoo
 
 #: How those come back whose cache was taken.
 PREEMPTIONS = ("recompute", "swap")
@@ -54,7 +55,8 @@ class EngineWords(msgspec.Struct, frozen=True, kw_only=True):
     layer, while later layers are computed. ``profile`` names the engine whose host times are meant. Replicas that
     ``borrow`` keep what they have no room for in the memory of others; those in ``pairs`` hold copies of each other's
     caches. Jobs ``beside`` train on the devices that serve, on the part of them that ``sharing`` gives. Replicas that
-    draw from one ``power`` supply are servers of a row.
+    draw from one ``power`` supply are servers of a row. Tuned models may be cut into blocks
+    (``zoo``), which lie once for all of them.
     """
 
     policy: str = "vllm-v1"
@@ -90,11 +92,13 @@ class EngineWords(msgspec.Struct, frozen=True, kw_only=True):
     beside: BatchJobs | None = None
     sharing: str = "muxflow"
     power: PowerRow | None = None
+    zoo: Zoo | None = None
 
     @property
     def together(self) -> bool:
         """Whether replicas are simulated together: they know of one another, or are not alone on their devices."""
-        return self.borrow or self.pairs or self.beside is not None or self.power is not None
+        several = self.beside, self.power, self.zoo
+        return self.borrow or self.pairs or any(one is not None for one in several)
 
 
 #: Key -> (field of :class:`EngineWords` behind ``engine.``; reader of the value; what is wanted).
@@ -131,5 +135,6 @@ ENGINE_READERS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "beside": ("engine.beside", batch_jobs, "jobs such as bert-large:batch=8:seq=512, with + between them"),
     "sharing": ("engine.sharing", counted_name, "a policy of what a job beside gets, such as muxflow"),
     "power": ("engine.power", power_row, "a policy of a row's power such as polca or polca:budget=0.9:low=0.5"),
+    "zoo": ("engine.zoo", zoo, "a number of blocks of a model, and of those that are a tuned one's own: 8:own=2"),
     "host": ("engine.host_bytes", parse_bytes, "memory of the host for each rank, such as 64GiB"),
 }

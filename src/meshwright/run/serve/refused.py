@@ -144,6 +144,7 @@ def _of_words(words: EngineWords) -> Iterator[Diagnostic]:
         ("pairs", "replicas do not hold copies"),
         ("beside", "a device is one engine's"),
         ("power", "clocks stay as they are"),
+        ("zoo", "an engine computes whole models"),
         ("targets", "one copy of the model verifies"),
         ("adapter_pool", "adapters are read as they are published"),
     ):
