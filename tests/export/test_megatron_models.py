@@ -20,7 +20,9 @@ def question(name):
     model = load(name)
     flow = model.flows[model.head.stream]
     length = flow.tokens or min(1024, (model.learned_positions and model.max_seq_len) or 1024)
-    return ("8xh100", f"batch=64,seq={length}", "dp8 zero1")
+    frames = getattr(model.embedding, "frames", 0)
+    film = f",frames={frames}" if frames else ""
+    return ("8xh100", f"batch=64,seq={length}{film}", "dp8 zero1")
 
 
 #: Refused, with the reason in their own papers and configurations.

@@ -1,5 +1,6 @@
 """Every model, device and cluster of the catalog gives an answer that holds together."""
 
+import msgspec
 import pytest
 
 from meshwright import catalog, predict
@@ -34,7 +35,9 @@ def test_every_model_is_predicted(name):
     adapters = {"phase": "lora", "lora": Lora()}
     flow = gpt.flows[gpt.head.stream]
     length = flow.tokens or min(1024, (gpt.learned_positions and gpt.max_seq_len) or 1024)
-    trains = [Train(global_batch=512, seq_len=length), Train(global_batch=512, seq_len=length, **adapters)]
+    frames = getattr(gpt.embedding, "frames", 0)
+    work = Train(global_batch=512, seq_len=length, frames=frames)
+    trains = [work, msgspec.structs.replace(work, **adapters)]
     answers = [predicted(gpt, H100S, train, words) for train in trains for words in WORDS]
     answers = [found for found in answers if found is not None]
     assert answers

@@ -2,7 +2,8 @@
 
 MHA to MQA share one projection; latent attention (DeepSeek-V2, 2405.04434) compresses first. Context parallelism
 is a ring of key-value blocks (balanced zigzag), an all-to-all over heads, a gather of keys and values, or two rings
-around stored scores (:mod:`.scores`).
+around stored scores (:mod:`.scores`). Attention over one dim of a video is exchanged where that is the dim that ranks
+share: time, and under ``dsp`` always the other one.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import msgspec
 from meshwright.layers.kind import Cache, Flops, Held, Kind, Tokens
 from meshwright.layers.pieces import Context, Piece, RingMoves, enter, entering, linear, regather
 from meshwright.layers.scores import ringed_scores, stored_scores
-from meshwright.spec.items import Item, num_tokens
+from meshwright.spec.items import TIME, Item, along, num_tokens
 from meshwright.spec.layers import Attention as Spec
 from meshwright.work import (
     RING_MERGE,
@@ -33,7 +34,7 @@ def pieces(c: Context, spec: Spec) -> list[Piece]:
         *(_latent_projections(c, spec, heads) if spec.kv_lora_rank else _projections(c, spec, heads)),
         *_norm_sum(c, spec),
         *_rotary(c, spec, heads),
-        *[piece for share in c.shares or (c,) for piece in _exchanged_core(share, spec, heads)],
+        *[piece for share in c.shares or (c,) for piece in _dim_core(share, spec, heads)],
         *_gate(c, spec, heads),
         *linear(
             c,
@@ -166,6 +167,17 @@ def _rotary(c: Context, spec: Spec, heads: int) -> list[Piece]:
             saved=size if spec.qk_norm else 0.0,
         )
     ]
+
+
+def _dim_core(c: Context, spec: Spec, heads: int) -> list[Piece]:
+    """The core over the dims that the attention is over. Ranks share the frames of a video, so that attention over
+    space needs nothing of other ranks; under ``dsp`` they share whichever dim it is not over (2403.10266)."""
+    if not spec.over:
+        return _exchanged_core(c, spec, heads)
+    if spec.over == TIME and not c.plan.sequence.switches:
+        return _exchanged_core(c.along(TIME), spec, heads)
+    alone = c.along(spec.over, c.plan.layout.cp)
+    return _core(alone, spec, heads, kv_heads(c, spec), outer=1, ring=1, kv_bytes=0.0)
 
 
 def _exchanged_core(c: Context, spec: Spec, heads: int) -> list[Piece]:
@@ -383,7 +395,8 @@ def _repeated_head(spec: Spec, c: Context) -> int:
 
 def flops(spec: Spec, tokens: Tokens) -> Flops:
     """Every parameter multiplies every token; scores and weighted sums of the pairs that the mask leaves."""
-    seen = sum(count * _seen(item, tokens.causal, spec.window, spec.chunked) for item, count in tokens.items)
+    runs = along(tokens.items, spec.over)
+    seen = sum(count * _seen(item, tokens.causal, spec.window, spec.chunked) for item, count in runs)
     weights = 2 * spec.num_params(tokens.hidden) * tokens.count
     return Flops(weights=weights, mixing=seen * 2.0 * spec.heads * (spec.head_dim + spec.v_head_dim))
 

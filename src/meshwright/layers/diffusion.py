@@ -10,8 +10,8 @@ import msgspec
 
 from meshwright.layers.kind import Flops, Held, Kind, Tokens
 from meshwright.layers.pieces import Context, Piece, linear, norm
-from meshwright.spec.diffusion import Denoised, Latents, Modulation
-from meshwright.work import Elementwise
+from meshwright.spec.diffusion import Denoised, DimSwitch, Latents, Modulation
+from meshwright.work import Collective, Elementwise
 
 
 def latent_pieces(c: Context, spec: Latents) -> list[Piece]:
@@ -42,6 +42,20 @@ def modulation_pieces(c: Context, spec: Modulation) -> list[Piece]:
         saved=passes * size,
     )
     return [*linear(at, "modulation", spec.vectors * c.hidden, c.hidden, bias=True, saved=once, held=once), over]
+
+
+def switch_pieces(c: Context, spec: DimSwitch) -> list[Piece]:
+    """One all-to-all of the hidden states where ranks share the dim that comes next and shall share the other (Dynamic
+    Sequence Parallelism, 2403.10266, section 3), and one of their gradients; nothing under other plans."""
+    if c.plan.layout.cp == 1 or not c.plan.sequence.switches:
+        return []
+    swapped = Collective(op="all_to_all", num_bytes=c.shard_tokens * c.hidden * c.element, group=c.cp_outer)
+    return [Piece(name=f"switch to {spec.over}", forward=swapped, backward=swapped, queue="cp")]
+
+
+def nothing_held(spec: DimSwitch, c: Context) -> Held:
+    """Return no parameters."""
+    return Held()
 
 
 def denoised_pieces(c: Context, spec: Denoised) -> list[Piece]:
@@ -82,5 +96,6 @@ def denoised_flops(spec: Denoised, tokens: Tokens) -> Flops:
 KINDS = (
     Kind(name="latents", record=Latents, pieces=latent_pieces, params=whole, flops=latent_flops),
     Kind(name="modulation", record=Modulation, pieces=modulation_pieces, params=whole, flops=modulation_flops),
+    Kind(name="dim switch", record=DimSwitch, pieces=switch_pieces, params=nothing_held),
     Kind(name="denoised", record=Denoised, pieces=denoised_pieces, params=whole, flops=denoised_flops),
 )

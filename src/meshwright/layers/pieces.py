@@ -14,7 +14,7 @@ import msgspec
 
 from meshwright.spec import naming
 from meshwright.spec.ends import Stream
-from meshwright.spec.items import Batch, document, num_tokens
+from meshwright.spec.items import Batch, along, document, num_tokens, runs_along
 from meshwright.spec.layers import Moe
 from meshwright.spec.model import Model
 from meshwright.spec.workload import DTYPE_BYTES, FROZEN_BYTES, Train
@@ -121,6 +121,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     ``shares``: where a rank is in groups that share documents of their own, the same ranks at work on those of each
     group; the batch is then the tokens of one rank. ``tokens`` of the batch on a rank inside tensor-parallel regions,
     ``shard_tokens`` outside (divided by tp under sequence parallelism); ``element`` bytes of an activation.
+    ``runs``: each row is so many runs of tokens that attend to themselves alone (a video's, over one of its dims).
     ``ends_meet``: the first and the last stage are on one rank, so that a shared table is there once.
     """
 
@@ -138,6 +139,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     hidden: int
     causal: bool
     workload: Batch = ()
+    runs: int = 1
     ends_meet: bool = True
     shares: tuple[Context, ...] = ()
 
@@ -157,6 +159,13 @@ class Context(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             return self
         causal = self.train.causal and flow.causal
         return msgspec.structs.replace(self, hidden=flow.hidden, causal=causal, batch=batch)
+
+    def along(self, dim: str, ranks: int = 1) -> Context:
+        """Return the same ranks at attention over one dim of a video; each of `ranks` ranks has its share of the runs
+        whole."""
+        ((item, _),) = self.batch
+        batch = tuple((run, count // ranks) for run, count in along(self.batch, dim))
+        return msgspec.structs.replace(self, batch=batch, runs=runs_along(item, dim) // ranks)
 
     def sequences_only(self) -> Context:
         """Return the same ranks at work on one token of each sequence."""
@@ -182,8 +191,8 @@ class Context(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def rows(self) -> int:
-        """Rows of the microbatch, each attended to for itself."""
-        return self.train.rows(self.plan.pipeline.microbatch)
+        """Rows of the microbatch, or the runs that they are made of, each attended to for itself."""
+        return self.train.rows(self.plan.pipeline.microbatch) * self.runs
 
     @cached_property
     def tokens(self) -> int:

@@ -68,6 +68,13 @@ def beyond_positions(model: Model, train: Train) -> Iterator[Diagnostic]:
     if flow.inserts >= train.seq_len:
         message = f"{flow.inserts} of a sequence's tokens in {model.name} are an image's, of {train.seq_len:,} in all"
         yield Diagnostic(code="W009", message=message, place=f"--train seq={train.seq_len}", help="take a longer seq=")
+    film = any(a.over for a in model.attentions)
+    if film != bool(train.frames):
+        usual = getattr(model.embedding, "frames", 0)
+        about = f"{model.name} attends over the places of a frame and over frames in turn, and frames are not said"
+        message = about if film else f"{model.name} attends over all tokens of a sequence, which has no frames"
+        help = f"say frames={usual}, and seq= as many times the places of a frame" if film else "drop frames="
+        yield Diagnostic(code="W009", message=message, place=f"--train frames={train.frames}", help=help)
     most = min(model.max_seq_len or model.learned_positions, model.learned_positions)
     if model.learned_positions and train.longest_document > most:
         help = f"at most seq={most}; documents of up to {most} tokens may be packed (lengths=)"

@@ -27,7 +27,8 @@ _YES_NO = {"yes": True, "no": False}
 
 class Denoise(msgspec.Struct, frozen=True, kw_only=True):
     """Images that are made together: ``size`` pixels along a side, in ``steps`` steps, of which the first ``warmup``
-    wait for every exchange whatever the plan says. ``guidance``: each image passes the model twice a step."""
+    wait for every exchange whatever the plan says. ``guidance``: each image passes the model twice a step. ``frames``:
+    videos of so many are made in place of images, where the model makes any."""
 
     images: int = 1
     size: int
@@ -35,6 +36,7 @@ class Denoise(msgspec.Struct, frozen=True, kw_only=True):
     warmup: int = 4
     guidance: bool = True
     dtype: str = "bf16"
+    frames: int = 0
 
     @property
     def rows(self) -> int:
@@ -42,10 +44,11 @@ class Denoise(msgspec.Struct, frozen=True, kw_only=True):
         return self.images * (2 if self.guidance else 1)
 
     def tokens(self, model: Model) -> int:
-        """Return the tokens of one image.
+        """Return the tokens of one image, or of one video.
 
         Raises:
-            MeshwrightError: W019 for a model that denoises nothing, and for a size that patches do not divide.
+            MeshwrightError: W019 for a model that denoises nothing, for a size that patches do not divide, and for
+                frames of a model of images or none of one of videos.
         """
         if not isinstance(model.embedding, Latents):
             message = f"{model.name} denoises no images"
@@ -56,15 +59,23 @@ class Denoise(msgspec.Struct, frozen=True, kw_only=True):
             message = f"an image of {self.size} pixels a side is not made of patches of {each}"
             near = max(each, round(self.size / each) * each)
             raise MeshwrightError.one("W019", message, place=f"--denoise size={self.size}", help=f"say size={near}")
-        return (self.size // each) ** 2
+        if bool(self.frames) != bool(model.embedding.frames):
+            what = "videos, and frames are not said" if model.embedding.frames else "images, which have no frames"
+            help = f"say frames={model.embedding.frames}" if model.embedding.frames else "drop frames="
+            place = f"--denoise frames={self.frames}"
+            raise MeshwrightError.one("W019", f"{model.name} makes {what}", place=place, help=help)
+        return (self.size // each) ** 2 * max(1, self.frames)
 
     def train(self, model: Model) -> Train:
         """Return one step as a workload of sequences, which nothing is trained by."""
-        return Train(global_batch=self.rows, seq_len=self.tokens(model), dtype=self.dtype, phase=DENOISE)
+        return Train(
+            global_batch=self.rows, seq_len=self.tokens(model), dtype=self.dtype, phase=DENOISE, frames=self.frames
+        )
 
     def text(self) -> str:
         """Return the form that :func:`parse` reads back."""
         words = [f"images={self.images}", f"size={self.size}", f"steps={self.steps}"]
+        words += [f"frames={self.frames}"] if self.frames else []
         words += [f"warmup={self.warmup}"] if self.warmup != Denoise(size=1).warmup else []
         words += ["guidance=no"] if not self.guidance else []
         return ",".join(words + ([f"dtype={self.dtype}"] if self.dtype != "bf16" else []))
@@ -82,6 +93,7 @@ _READERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "size": (_count(1), f"pixels along a side, up to {MOST:,}"),
     "steps": (_count(1), f"a whole number from 1 to {MOST:,}"),
     "warmup": (_count(0), f"a whole number from 0 to {MOST:,}"),
+    "frames": (_count(1), f"a whole number from 1 to {MOST:,}"),
     "guidance": (_YES_NO.get, "yes or no"),
     "dtype": (lambda text: text if text in TRAINED_DTYPES else None, f"one of {', '.join(TRAINED_DTYPES)}"),
 }

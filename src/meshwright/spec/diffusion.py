@@ -1,7 +1,8 @@
 """Parts of diffusion transformers: patches of noisy latents, norms that a step and a class decide, and the noise found.
 
-DiT (Peebles and Xie, 2212.09748), with adaptive norms that begin at zero: from the embedding of a step and a class a
-product makes the scales, shifts and gates of a block, one vector for each sequence and not for each token.
+DiT (Peebles and Xie, 2212.09748) and its form for videos, Latte (Ma et al. 2401.03048), whose blocks attend over the
+places of a frame and over frames in turn; with adaptive norms that begin at zero: from the embedding of a step and a
+class a product makes the scales, shifts and gates of a block, one vector for each sequence and not for each token.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ class Latents(msgspec.Struct, frozen=True, kw_only=True):
         positions: rows of a fixed table of positions, which the checkpoint holds.
         classes: rows of the table of classes, that of no class included; 0 = none.
         frequencies: numbers that a step is written in before its two products.
+        frames: of a video, for each of which a fixed table has a row; 0 = images alone.
         stream: which tokens.
     """
 
@@ -26,6 +28,7 @@ class Latents(msgspec.Struct, frozen=True, kw_only=True):
     positions: int
     classes: int
     frequencies: int = 256
+    frames: int = 0
     stream: int = 0
 
     @property
@@ -38,8 +41,8 @@ class Latents(msgspec.Struct, frozen=True, kw_only=True):
         return (self.frequencies + 1) * hidden + (hidden + 1) * hidden
 
     def looked_up(self, hidden: int) -> int:
-        """Parameters that are added and multiply nothing: positions, and a class's row."""
-        return (self.positions + self.classes) * hidden
+        """Parameters that are added and multiply nothing: positions, of frames too, and a class's row."""
+        return (self.positions + self.frames + self.classes) * hidden
 
     def num_params(self, hidden: int) -> int:
         """Parameters of the patches' product, the step's and the tables."""
@@ -55,6 +58,17 @@ class Modulation(msgspec.Struct, frozen=True, kw_only=True):
     def num_params(self, hidden: int) -> int:
         """Parameters of the product and its bias."""
         return (hidden + 1) * self.vectors * hidden
+
+
+class DimSwitch(msgspec.Struct, frozen=True, kw_only=True):
+    """The place between a block and one before it that attends over another dim of a video: ``over`` is the one to
+    come. Nothing is computed; where that dim is the one that ranks share, they share the other from here (``dsp``)."""
+
+    over: str
+
+    def num_params(self, hidden: int) -> int:
+        """Parameters: none."""
+        return 0
 
 
 class Denoised(msgspec.Struct, frozen=True, kw_only=True):

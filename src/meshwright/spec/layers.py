@@ -40,6 +40,7 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
         index_top_k: sparse attention: tokens that a query attends to, 0 = all in its window.
         gated: a gate as wide as the queries, projected with them, scales the output (Qwen3-Next).
         position_params: learned numbers that are added to scores by distance (T5), in this layer.
+        over: the dim of a video that tokens attend over, ``space`` or ``time``; "" = all tokens.
     """
 
     heads: int
@@ -63,6 +64,7 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
     index_top_k: int = 0
     gated: bool = False
     position_params: int = 0
+    over: str = ""
 
     @property
     def normed_over_all(self) -> bool:

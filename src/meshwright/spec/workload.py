@@ -21,6 +21,7 @@ from meshwright.spec.lengths import LOGNORMAL, PARAMETERS, Lengths
 from meshwright.spec.lora import LORA_TARGETS, Lora, read_alpha, read_targets
 from meshwright.spec.routing import Routing
 from meshwright.spec.routing import read as read_routing
+from meshwright.spec.workload_rules import contradictions
 
 #: Compute precisions of the matrix multiplications, with bytes per element as stored for the multiply.
 DTYPE_BYTES: dict[str, float] = {
@@ -112,6 +113,7 @@ class Train(msgspec.Struct, frozen=True, kw_only=True):
     chooses each expert. ``balance`` adds ``balance_weight`` times the routers' balance loss, of each rank's
     ``micro``batch or of the ``global`` batch, and ``locality`` so many times the probability of experts on other nodes.
     ``bias_rate`` is how far every step moves the selection biases of routers towards even loads; 0: they stay.
+    ``frames``: a sequence is a video of so many frames; 0: it is none.
     """
 
     global_batch: int
@@ -135,6 +137,7 @@ class Train(msgspec.Struct, frozen=True, kw_only=True):
     balance_weight: float = BALANCE_WEIGHT
     bias_rate: float = 0.0
     locality: float = 0.0
+    frames: int = 0
 
     @property
     def moments(self) -> int:
@@ -181,7 +184,7 @@ class Train(msgspec.Struct, frozen=True, kw_only=True):
     def microbatch(self, sequences: int) -> Batch:
         """Return the items of a microbatch of `sequences` sequences: all alike. Where documents are packed each stands
         for the mean of them; those that were drawn are :func:`meshwright.assign.draws.draw`'s."""
-        return ((Item(self.seq_len, self.attended), sequences),)
+        return ((Item(self.seq_len, self.attended, frames=max(1, self.frames)), sequences),)
 
     def text(self) -> str:
         """The form :func:`parse` reads back."""
@@ -210,6 +213,8 @@ class Train(msgspec.Struct, frozen=True, kw_only=True):
             parts.append(f"balance={'+'.join(each)}")
         if self.locality:
             parts.append(f"locality={self.locality:g}")
+        if self.frames:
+            parts.append(f"frames={self.frames}")
         if self.tokens:
             parts.append(f"tokens={write_count(self.tokens)}")
         if self.lora is not None:
@@ -296,7 +301,7 @@ def parse(text: str, *, place: str = "--train", base: Path = Path()) -> Train:
                 help="drop them or write phase=lora",
             )
         )
-    found += _fitted(values, place, base) + _growing(values, place) + _clustered(values, place)
+    found += _fitted(values, place, base) + contradictions(values, place)
     if found:
         raise MeshwrightError(found)
     if lora or values.get("phase") == "lora":
@@ -342,31 +347,6 @@ def _fitted(values: dict[str, object], place: str, base: Path) -> list[Diagnosti
     help = f"say seq={lengths.tokens[-1]} or more, or pack=concat, which cuts documents where a sequence ends"
     message = f"documents are longer than a sequence of seq={seq} tokens: {over}"
     return [Diagnostic(code="W007", message=message, place=f"{place} lengths={lengths.text()[:80]}", help=help)]
-
-
-def _growing(values: dict[str, object], place: str) -> list[Diagnostic]:
-    """W002 for a batch that grows without an end, or to less than it is."""
-    grow, most, batch = values.get("grow"), values.get("most"), values.get("global_batch")
-    if (grow is None) == (most is None) and (most is None or batch is None or most >= batch):
-        return []
-    if (grow is None) != (most is None):
-        message, help = "grow and most belong together: a bound of the norm test, and the largest batch", "say both"
-    else:
-        message, help = f"most={most} is less than batch={batch}", f"say most={batch} or more"
-    return [Diagnostic(code="W002", message=message, place=f"{place} grow={grow},most={most}", help=help)]
-
-
-def _clustered(values: dict[str, object], place: str) -> list[Diagnostic]:
-    """W002 for clusters whose momenta the optimizer does not keep, or whose data something else lays out."""
-    if "clusters" not in values:
-        return []
-    said, found = f"{place} clusters={values['clusters']}", []
-    if values.get("optimizer") != "momentum":
-        found.append(("clusters have a momentum each, and the optimizer is another", "say optimizer=momentum"))
-    for key in ("grow", "pack"):
-        if key in values:
-            found.append((f"steps take turns on clusters, and {key}= lays out the data by itself", f"drop {key}="))
-    return [Diagnostic(code="W002", message=message, place=said, help=help) for message, help in found]
 
 
 def _few(value: str) -> int | None:
@@ -436,6 +416,7 @@ _READERS = {
     "locality": ("locality", _bound, "the weight of the loss, above 0 and up to 100"),
     "clusters": ("clusters", _few, "a number of clusters from 2 up to 1000"),
     "causal": ("causal", _yes_no, "yes or no"),
+    "frames": ("frames", _count, "a positive number of frames up to 1e9"),
 }
 #: Keys whose values may be files, which lie in a folder.
 FILES = ("lengths", "routing")

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 #: Two rings around whole rows of scores, which are stored.
 STORING = "ring-self-attention"
-CP_ALGORITHMS = ("ring", "ulysses", "allgather", "burstattention", "tokenring", STORING)
+#: Ranks share whichever dim of a video the next block does not attend over.
+SWITCHING = "dsp"
+CP_ALGORITHMS = ("ring", "ulysses", "allgather", "burstattention", "tokenring", STORING, SWITCHING)
 #: Under these a rank has one piece of the sequence, also where tokens see no later one.
 ONE_PIECE = ("ulysses", STORING)
 #: Of these, blocks that circulate while others are worked on; and those that a search tries by itself.
@@ -38,7 +40,9 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True):
     (all-to-all over heads, Jacobs et al. 2309.14509), ``allgather`` of keys and values (Llama 3, 2407.21783);
     ``burstattention`` is a ring whose backward passes on queries with their gradients (BurstAttention, Sun et al.
     2403.09347), ``tokenring`` one in which queries go round one way and results return the other (2412.20501);
-    ``ring-self-attention`` stores whole rows of scores, for which keys and then values go round (2105.13120).
+    ``ring-self-attention`` stores whole rows of scores, for which keys and then values go round (2105.13120). ``dsp``
+    shares the dim of a video that a block does not attend over, and swaps it for the other between blocks (Dynamic
+    Sequence Parallelism, Zhao et al. 2403.10266).
     ``ulysses`` > 1: so many neighbouring ranks swap heads inside a ring or gather between such groups (the union of
     both, Fang & Zhao 2405.07719). ``groups``: the ranks that share documents are others for every batch, groups of any
     power of two; a rank holds as many tokens as it would in groups of ``cp``. ``scans``: layers with a state have their
@@ -53,17 +57,22 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def one_piece(self) -> bool:
         """Whether each rank has one piece of the sequence, also where tokens see no later one."""
-        return self.algorithm in ONE_PIECE or self.scans == HANDED
+        return self.algorithm in (*ONE_PIECE, SWITCHING) or self.scans == HANDED
+
+    @property
+    def switches(self) -> bool:
+        """Whether the dim of a video that ranks share is switched between blocks."""
+        return self.algorithm == SWITCHING
 
 
 def _context(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
     cp, algorithm, swap = plan.layout.cp, plan.sequence.algorithm, plan.sequence.ulysses
-    if swap > 1 and (algorithm == "ulysses" or cp % swap or swap >= cp):
+    if swap > 1 and (algorithm in ("ulysses", SWITCHING) or cp % swap or swap >= cp):
         inner = [n for n in range(2, cp) if cp % n == 0]
         yield wrong(
             "P015",
             f"ulysses{swap} swaps heads among {swap} ranks inside a ring or an allgather of cp={cp} / {swap}"
-            + (", and ulysses is neither" if algorithm == "ulysses" else ""),
+            + (f", and {algorithm} is neither" if algorithm in ("ulysses", SWITCHING) else ""),
             f"sequence.ulysses = {swap}",
             f"valid inside cp{cp}: {', '.join(f'ulysses{n}' for n in inner) or 'none'}"
             + (f"; or ulysses alone for all {cp}" if cp > 1 else ""),
@@ -71,6 +80,16 @@ def _context(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterat
         return
     if cp == 1:
         return
+    whole = [a for a in model.attentions if not a.over]
+    if algorithm == SWITCHING and (whole or not model.attentions or any(b.mixer is not None for b in model.blocks)):
+        message = f"dsp shares the dim of a video that a block does not attend over, and {model.name} attends over all"
+        help = (
+            "say ring, ulysses or allgather; dsp is for blocks over space and over time in turn, such as latte-xl-2's"
+        )
+        yield wrong("P015", message, f"sequence.algorithm = {algorithm}", help)
+        return
+    if train.frames and len(whole) < len(model.attentions):
+        yield from _film(plan, model, cluster, train)
     outer = cp // swap
     pieces = lcm(2 * outer, cp) if not plan.sequence.one_piece and train.causal else cp
     if train.seq_len % pieces:
@@ -103,6 +122,17 @@ def _context(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterat
             "memory.attention = unfused",
             "say flash, or ulysses instead of ring",
         )
+
+
+def _film(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
+    """P015 for ranks that share a video in other than whole frames, or with ``dsp`` whole frames and whole places."""
+    cp, shared = plan.layout.cp, {"frames": train.frames}
+    if plan.sequence.switches:
+        shared["places of a frame"] = train.seq_len // train.frames
+    for what, size in shared.items():
+        if size % cp:
+            message = f"cp={cp} does not divide a video's {size} {what} ({model.name})"
+            yield wrong("P015", message, f"layout.cp = {cp}", f"valid cp: {listed(size, cluster.num_devices)}")
 
 
 def _grouped(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
@@ -187,6 +217,11 @@ def _unexecutable(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic
         yield unrun("P033", message, plan, "sequence", f"groups = {plan.sequence.groups}", groups=STATIC)
 
 
+def _searched(model: Model, cluster: Cluster, train: Train) -> tuple[str, ...]:
+    """The ways that a search tries; a video's dims are switched where the model attends over one at a time."""
+    return (*SEARCHED, SWITCHING) if model.attentions and all(a.over for a in model.attentions) else SEARCHED
+
+
 FIELDS = (
     Field(
         name="algorithm",
@@ -196,7 +231,7 @@ FIELDS = (
         place=160,
         decides=(LAYER,),
         seen={LAYER: lambda plan: plan.layout.cp > 1 and plan.sequence.algorithm},
-        domain=lambda model, cluster, train: SEARCHED,
+        domain=_searched,
         useful=_split,
         with_sizes=True,
     ),

@@ -90,6 +90,7 @@ READERS: dict[str, Callable[[ConfigReader], Model]] = {
     "qwen3_5": hybrids.qwen3_5,
     "qwen3_5_moe": hybrids.qwen3_5_moe,
     "dit": diffusion.dit,
+    "latte": diffusion.latte,
     "t5": pairs.t5,
     "bart": pairs.bart,
     "llava": pairs.llava,
@@ -122,6 +123,7 @@ SPELLINGS: dict[str, dict[str, str]] = {
     "mpt": _MOSAIC,
     "dbrx": _MOSAIC,
     "dit": {"num_hidden_layers": "num_layers"},
+    "latte": {"num_hidden_layers": "num_layers"},
     "hf_olmo": _MOSAIC | {"max_position_embeddings": "max_sequence_length", "num_key_value_heads": "n_kv_heads"},
 }  # fmt: skip
 
@@ -137,6 +139,7 @@ _CLASSES = {
     **dict.fromkeys(("CLIPVisionModel", "CLIPVisionModelWithProjection"), "clip_vision_model"),
     "XLMRobertaForMaskedLM": "xlm_roberta",
     **dict.fromkeys(("DiTTransformer2DModel", "Transformer2DModel"), "dit"),
+    "LatteTransformer3DModel": "latte",
 }
 _HEADS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 #: Families that read the class's head themselves.
@@ -152,6 +155,7 @@ _OWN_HEADS = (
     "bart",
     "llava",
     "dit",
+    "latte",
 )
 _OTHER_HEADS = ("ForMaskedLM", "ForPreTraining", "ForImageClassification", "Model")
 _NESTED = ("text_config", "language_config", "llm_config")
