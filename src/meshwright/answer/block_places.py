@@ -3,7 +3,7 @@ requests (BlockLLM, Hu et al. 2024, 2404.18322)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from statistics import NormalDist
 
@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from meshwright.answer.latency import DRAWN_PLAINLY, LEAST_DRAWN, NUM_DRAWS, drawn, serving_metrics, spread_over
+from meshwright.answer.place_links import PlaceLinks
 from meshwright.answer.prediction import RankMemory
 from meshwright.answer.replica import alone
 from meshwright.answer.serving_answer import ServingMetrics
@@ -19,7 +20,7 @@ from meshwright.cost.engine import EngineProfile, engine_profile
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.lower.forward import Forward
 from meshwright.lower.place import Mesh
-from meshwright.plan import Layout, Plan
+from meshwright.plan import Plan
 from meshwright.serving.blockllm import BlockLoad, placed
 from meshwright.simulate.serve_blocks import BlockPlaces, served_blocks
 from meshwright.simulate.serve_chains import ChainPart, ChainPlace
@@ -29,7 +30,6 @@ from meshwright.spec.model import Model
 from meshwright.spec.requests import Requests
 from meshwright.spec.serve import Serve
 from meshwright.spec.serve_values import AUTO_BUDGET
-from meshwright.work import Collective
 
 #: Tokens of a batch of one block where nobody says: what a policy with chunks has by default.
 USUAL_BUDGET = 8192
@@ -75,8 +75,9 @@ class ZooPlaces:
             for name in chain if part else ():
                 self.work[name] += part * self.layers[name[1]] / model.num_layers
         self.num_bytes = self._block_bytes()
-        self.sigma = 0.0
-        self.send_s, self.move_s = self._links(cluster, costs)
+        self.links, one = PlaceLinks(cluster, plan.layout.tp, costs), self.forward.context(1)
+        self.hidden = one.hidden * one.element
+        self.cache = self.forward.request_bytes(0, 1024.0) / 1024.0 / zoo.blocks
 
     def _block_bytes(self) -> list[float]:
         """Bytes on a rank of each block of a chain: its layers, and the embedding and the head at its ends."""
@@ -169,8 +170,8 @@ class ZooPlaces:
             places=places,
             chains=tuple(tuple(parts[name] for name in chain) for chain in self.chains),
             where=where,
-            send_s=lambda a, b, tokens: slower * self.send_s(a, b, tokens),
-            move_s=lambda a, b, tokens: slower * self.move_s(a, b, tokens),
+            send_s=lambda a, b, tokens: slower * self.links.seconds(a, b, tokens * self.hidden),
+            move_s=lambda a, b, tokens: slower * self.links.seconds(a, b, tokens * self.cache),
             most=words.max_batch,
             budget=words.budget if words.budget > 0 else USUAL_BUDGET,
             block=words.block,
@@ -199,43 +200,9 @@ class ZooPlaces:
     ) -> Iterator[tuple[list[Requests], list[ServedRequests]]]:
         """Yield what becomes of requests without any error, then under each draw of the errors."""
         normal = np.array([NormalDist().inv_cdf((i + 0.5) / NUM_DRAWS) for i in range(NUM_DRAWS)])
-        links = np.exp(np.random.default_rng(1).permutation(normal) * self.sigma).tolist()
+        links = np.exp(np.random.default_rng(1).permutation(normal) * self.links.sigma).tolist()
         for one, factor in zip((self.replica, *drawn(self.replica, profile)), (1.0, *links), strict=True):
             yield [requests], [self._served(one, requests, factor).seen(requests, one.host)]
-
-    def _links(
-        self, cluster: Cluster, costs: Costs
-    ) -> tuple[Callable[[int, int, int], float], Callable[[int, int, int], float]]:
-        """The seconds between two places of hidden states, and of a block's keys and values, of so many tokens: each
-        rank sends its own part of these."""
-        mesh = Mesh(Plan(layout=Layout(dp=cluster.num_devices)), cluster)
-        size, one = self.plan.layout.tp, self.forward.context(1)
-        hidden = one.hidden * one.element
-        cache = self.forward.request_bytes(0, 1024.0) / 1024.0 / self.zoo.blocks
-        known: dict[tuple[int, int], tuple[float, float]] = {}
-
-        def line(first: int, second: int) -> tuple[float, float]:
-            """Latency, and seconds a byte."""
-            way = first * size, second * size
-            if way not in known:
-                group = mesh.pair(*way)
-                short, long = (
-                    costs.price(Collective(op="send", num_bytes=size, group=group), self.device)
-                    for size in (1.0, 1 << 20)
-                )
-                self.sigma = max(self.sigma, long.sigma)
-                known[way] = short.seconds, max(0.0, long.seconds - short.seconds) / (1 << 20)
-            return known[way]
-
-        def send(first: int, second: int, tokens: int) -> float:
-            latency, each = line(first, second)
-            return latency + tokens * hidden * each
-
-        def move(first: int, second: int, tokens: int) -> float:
-            latency, each = line(first, second)
-            return latency + tokens * cache * each
-
-        return send, move
 
 
 def roomy(serve: Serve, requests: Requests) -> Serve:

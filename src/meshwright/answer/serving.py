@@ -14,10 +14,12 @@ from meshwright.answer.governed import GovernedReplicas
 from meshwright.answer.latency import objectives_kept, query_summary, serving_metrics, with_intervals
 from meshwright.answer.lending import Lenders, cannot_lend
 from meshwright.answer.pairing import PairedReplicas, cannot_pair
+from meshwright.answer.peer_places import cannot_chain
 from meshwright.answer.power import PoweredReplicas, beyond_supply, cannot_power
 from meshwright.answer.replica import built, padded, served_by
 from meshwright.answer.serving_answer import ServingPrediction
 from meshwright.answer.serving_check import oversized, refused, unshared
+from meshwright.answer.serving_peers import predict_peers
 from meshwright.answer.serving_pools import predict_pools
 from meshwright.answer.serving_why import (
     assumptions,
@@ -75,12 +77,16 @@ def predict_serving(
     found += cannot_share(plan, cluster, serve)
     found += cannot_power(plan, cluster, serve)
     found += cannot_cut(plan, model, serve)
+    found += cannot_chain(plan, cluster, model, serve)
     if found:
         raise MeshwrightError(found)
     profile = profile or engine_profile(serve.engine.profile)
     costs = costs or serving_costs(profile.library)
     if plan.several:
         return predict_pools(model, cluster, serve, plan, requests, costs, profile, detail=detail, tables=tables)
+    if serve.engine.peers is not None:
+        asked = (model, cluster, serve, plan, requests, roomy(serve, requests), costs, profile)
+        return predict_peers(*asked, detail=detail)
     if plan.serving.padded:
         requests = padded(requests, serve.batch or serve.engine.max_batch)
     taken = beside_bytes(serve, cluster)

@@ -65,7 +65,7 @@ def refused(plan: Plan, model: Model, cluster: Cluster, serve: Serve) -> list[Di
     if plan.serving.padded and not (serve.batch or words.policy == "static"):
         message = f"padding=yes: policy={words.policy} computes the tokens of all requests one behind the other, packed"
         found.append(_bad(message, "plan.serving.padded", "drop padding=, or say policy=static"))
-    if len(cluster.islands) > 1:
+    if len(cluster.islands) > 1 and words.peers is None:
         help = "say one of its islands, or a pool for each: a=[on=0:8] + b=[on=8:16] a->b:kv"
         found.append(_bad(f"{cluster.name} has islands of unlike devices", f"--on {cluster.name}", help))
     return found + _of_replicas(plan, model, cluster, sound=not found, routing=serve.expert_routing)

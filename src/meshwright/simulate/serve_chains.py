@@ -57,12 +57,14 @@ class ChainHop(NamedTuple):
 
 
 class ChainVisit:
-    """A request at a place: what it computes there, in which of its passes (``epoch``)."""
+    """A request at a place: what it computes there, in which of its passes (``epoch``): ``new`` tokens behind ``past``
+    ones that are there when the batch begins."""
 
     __slots__ = ("epoch", "new", "number", "part", "past")
 
-    def __init__(self, number: int, epoch: int, part: ChainPart, new: int, past: int):
-        self.number, self.epoch, self.part, self.new, self.past = number, epoch, part, new, past
+    def __init__(self, number: int, epoch: int, part: ChainPart):
+        self.number, self.epoch, self.part = number, epoch, part
+        self.new = self.past = 0
 
 
 class ChainWay(Protocol):
@@ -152,7 +154,7 @@ class Chains:
             self.held[number][hop.part.name] = (hop.place, tokens, blocks)
             self._account(number, hop.place, blocks)
         self.place[number] = hop.place
-        visit = ChainVisit(number, self.epoch[number], hop.part, self.target[number] - tokens, tokens)
+        visit = ChainVisit(number, self.epoch[number], hop.part)
         self.push(self.now + hop.delay_s, COMES, number, (hop.place, visit))
 
     def restart(self, number: int) -> None:
@@ -243,7 +245,8 @@ class Chains:
         return all(visit.number != number for visit in self.batch[place]) if place >= 0 else True
 
     def _queued(self, visit: ChainVisit) -> Queued:
-        held = self.held[visit.number].get(visit.part.name, (0, 0, 0.0))[2]
+        _, visit.past, held = self.held[visit.number].get(visit.part.name, (0, 0, 0.0))
+        visit.new = self.target[visit.number] - visit.past
         more = self._bytes(visit.part, visit.past + visit.new) - held
         name, order = visit.part.name, self.came[visit.number]
         return Queued(visit.number, order, name, visit.new, more, visit.past > 0)

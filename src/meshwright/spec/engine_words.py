@@ -9,6 +9,7 @@ import msgspec
 
 from meshwright.quantity import parse_bytes
 from meshwright.spec.beside import BatchJobs, batch_jobs
+from meshwright.spec.peer_chains import PeerChains, peer_chains
 from meshwright.spec.power_row import PowerRow, power_row
 from meshwright.spec.serve_values import (
     count,
@@ -56,7 +57,7 @@ class EngineWords(msgspec.Struct, frozen=True, kw_only=True):
     ``borrow`` keep what they have no room for in the memory of others; those in ``pairs`` hold copies of each other's
     caches. Jobs ``beside`` train on the devices that serve, on the part of them that ``sharing`` gives. Replicas that
     draw from one ``power`` supply are servers of a row. Tuned models may be cut into blocks
-    (``zoo``), which lie once for all of them.
+    (``zoo``), which lie once for all of them. Replicas may be ``peers``, each with a run of the layers.
     """
 
     policy: str = "vllm-v1"
@@ -93,6 +94,7 @@ class EngineWords(msgspec.Struct, frozen=True, kw_only=True):
     sharing: str = "muxflow"
     power: PowerRow | None = None
     zoo: Zoo | None = None
+    peers: PeerChains | None = None
 
     @property
     def together(self) -> bool:
@@ -136,5 +138,6 @@ ENGINE_READERS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "sharing": ("engine.sharing", counted_name, "a policy of what a job beside gets, such as muxflow"),
     "power": ("engine.power", power_row, "a policy of a row's power such as polca or polca:budget=0.9:low=0.5"),
     "zoo": ("engine.zoo", zoo, "a number of blocks of a model, and of those that are a tuned one's own: 8:own=2"),
+    "peers": ("engine.peers", peer_chains, "latency or throughput, such as latency:layers=12:lost=2@30s"),
     "host": ("engine.host_bytes", parse_bytes, "memory of the host for each rank, such as 64GiB"),
 }

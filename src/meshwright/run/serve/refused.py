@@ -145,6 +145,7 @@ def _of_words(words: EngineWords) -> Iterator[Diagnostic]:
         ("beside", "a device is one engine's"),
         ("power", "clocks stay as they are"),
         ("zoo", "an engine computes whole models"),
+        ("peers", "ranks of a plan are one engine's"),
         ("targets", "one copy of the model verifies"),
         ("adapter_pool", "adapters are read as they are published"),
     ):

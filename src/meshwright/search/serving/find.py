@@ -141,10 +141,11 @@ def _tellable(
         if name not in FRONT:
             help = nearest(name, list(FRONT))
             raise MeshwrightError.one("R004", f"no value {name!r} of a front", place="--pareto", help=help)
-    if serve.engine.zoo is not None:
-        message = "a search places whole models on replicas, and zoo= cuts them into blocks"
-        help = "predict plans one by one: --plan dp8, --plan tp2 dp4"
-        raise MeshwrightError.one("W014", message, place=f"--serve zoo={serve.engine.zoo.text()}", help=help)
+    for word in ("zoo", "peers"):
+        if (value := getattr(serve.engine, word)) is not None:
+            message = f"a search places whole models on replicas, and {word}= has parts of one on each"
+            help = "predict plans one by one: --plan dp8, --plan tp2 dp4"
+            raise MeshwrightError.one("W014", message, place=f"--serve {word}={value.text()}", help=help)
     wrong = []
     if (objective in BOUNDED or most_rates) and not any(serve.objective_classes):
         wrong.append(("no bounds on latencies are said", "add --slo ttft=500ms,tpot=50ms@p90"))
