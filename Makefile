@@ -86,6 +86,7 @@ bench: .venv/dev
 	$(BIN)/python -m bench.overhead
 	$(BIN)/python -m bench.engine
 	$(BIN)/python -m bench.here --rounds 5
+	$(BIN)/python -m bench.training
 
 docs: .venv/docs
 	$(BIN)/mkdocs build --strict
