@@ -255,6 +255,8 @@ def _approximate(plan: Plan, train: Train, rounds: RoundTimes | None) -> tuple[s
         )
     if policy.meets:
         return (_mixed(plan, policy, rounds),)
+    if policy.paths is not None:
+        return (_routed(plan, policy, rounds),)
     if policy.rule.forwards:
         return (
             f"sync={plan.sync.policy} is approximate: a step goes by the slope along one direction for every replica, "
@@ -314,6 +316,18 @@ def _mixed(plan: Plan, policy: SyncPolicy, rounds: RoundTimes | None) -> str:
     said = (
         f"sync={plan.sync.policy} is approximate: replicas step apart, and in each exchange mix their parameters with "
         f"those of the replicas that they meet{known}; losses are not those of one process"
+    )
+    return said if rounds is None else f"{said}. {_told(rounds)}"
+
+
+def _routed(plan: Plan, policy: SyncPolicy, rounds: RoundTimes | None) -> str:
+    """Say that there are several models, in whole or part, and who learns what."""
+    replicas = _replicas(plan, policy)
+    count = policy.paths.count(replicas)
+    shared = "which share modules" if rounds is not None else "which exchange nothing"
+    said = (
+        f"sync={plan.sync.policy} is approximate: it trains {count} models, {shared}, each on sequences whose first "
+        f"{policy.paths.prefix} tokens are like each other"
     )
     return said if rounds is None else f"{said}. {_told(rounds)}"
 

@@ -66,6 +66,7 @@ from meshwright.sync.fragments import (
 )
 from meshwright.sync.groups import graph, messages
 from meshwright.sync.moved import coded_bytes, recoded_bytes
+from meshwright.sync.paths import moduled
 from meshwright.sync.policy import read
 from meshwright.sync.record import NO_CODEC
 from meshwright.sync.rounds import turns_of
@@ -234,7 +235,7 @@ class Binder:
         """Return the fragments of some layers on one rank, which are all ``plain`` or all not."""
         params = self.stages.total_params(units)
         found: list[Fragment] = []
-        tied = 0.0 if self.policy.plain or not params.trained_dense else self._tied(units)
+        tied = 0.0 if self.policy.alike or not params.trained_dense else self._tied(units)
         whole, repeated = (params.whole, params.repeated) if self.apart else (0.0, 0.0)
         beside = tied + whole + repeated
         vectors, rule = 0.0, self.policy.rule
@@ -252,7 +253,8 @@ class Binder:
         ):
             if held:
                 weights = Weights(0, 0, kind, held, trained, tensors=shapes.get(kind, ()))
-                found += self.policy.rule.fragments(self.plan, self.policy, weights, self.stored)
+                some = rule.fragments(self.plan, self.policy, weights, self.stored)
+                found += [moduled(f, self.policy, units[0].level) for f in some]
         if self.plan.kinds.hold:
             found = [msgspec.structs.replace(f, padding=self.mesh.padding) for f in found]
         return [as_it_is(f) for f in found] if units and units[0].plain else found

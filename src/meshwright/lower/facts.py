@@ -15,21 +15,22 @@ from meshwright.sync.rounds import part_of, turns_of
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
-    """``counts`` are microbatches of each class of data-parallel slices. ``compositions`` and ``first_layers`` (index
-    in the model, 0 for none) have an entry a stage, ``losing`` marks stages that keep logits for the loss. ``alike``:
-    all ranks run on equal devices. ``exchanges``: there are data-parallel ranks that take the same step; ``apart``:
-    there are others, with which parameters are averaged, ``coded`` before they travel, applied ``delay`` steps later,
-    and by ``parts``: the part of every segment of every stage, () where all are due at once, ``early`` within the
-    backward; or between those that meet, who are others in each of so many ``turns``, 0 where all average; ``zero``
-    says what they shard; ``encoded``: gradients travel in a code; ``again``: parameters are gathered for every
-    microbatch; ``due``: gradients are exchanged after a pass, a round or a step. ``gathers_ahead``: parameters that
-    are gathered once a step are so before each layer's first forward, and not after the update. ``tied``: a tied
-    embedding's two copies are on two pipeline ranks; ``borrowed``: the stage that has another copy of the first one's
-    table, -1 for none. ``several``: the model has several streams of tokens, so that messages differ. ``layerwise``:
-    the optimizer waits for norms of whole matrices. ``frozen``: there are forwards only; ``ahead``: microbatches that
-    the schedule is further ahead with its forwards than it would be by itself; ``forwards``: passes of each
-    microbatch, where they are what is learnt by; ``offload``: what is moved to other tiers of memory, None where all is
-    on the device. ``params`` are the schedule's, besides sizes."""
+    """``counts`` are microbatches of each class of data-parallel slices. ``compositions`` and ``first_layers``
+    (index in the model, 0 for none) have an entry a stage, ``losing`` marks stages that keep logits for the loss.
+    ``alike``: all ranks run on equal devices. ``exchanges``: there are data-parallel ranks that take the same step;
+    ``apart``: there are others, with which parameters are averaged if there are ``averages``, ``coded`` before they
+    travel, applied ``delay`` steps later, and by ``parts``: the part of every segment of every stage, () where all
+    are due at once, ``early`` within the backward; or between those that meet, who are others in each of so many
+    ``turns``, 0 where all average; ``zero`` says what they shard; ``encoded``: gradients travel in a code;
+    ``again``: parameters are gathered for every microbatch; ``due``: gradients are exchanged after a pass, a round
+    or a step. ``gathers_ahead``: parameters that are gathered once a step are so before each layer's first forward,
+    and not after the update. ``tied``: a tied embedding's two copies are on two pipeline ranks; ``borrowed``: the
+    stage that has another copy of the first one's table, -1 for none. ``several``: the model has several streams of
+    tokens, so that messages differ. ``layerwise``: the optimizer waits for norms of whole matrices. ``frozen``:
+    there are forwards only; ``ahead``: microbatches that the schedule is further ahead with its forwards than it
+    would be by itself; ``forwards``: passes of each microbatch, where they are what is learnt by; ``offload``: what
+    is moved to other tiers of memory, None where all is on the device. ``params`` are the schedule's, besides
+    sizes."""
 
     pp: int
     vpp: int
@@ -41,6 +42,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     alike: bool
     exchanges: bool
     apart: bool
+    averages: bool
     coded: bool
     zero: int
     again: bool
@@ -102,6 +104,7 @@ def facts_of(stages: Stages, params: dict[str, object] | None = None) -> Facts:
         alike=mesh.alike,
         exchanges=exchanges,
         apart=together < layout.dp * layout.cp,
+        averages=together < layout.dp * layout.cp and bool(policy.fragments),
         coded=together < layout.dp * layout.cp and _coded(stages, PARAMETERS),
         delay=policy.delay,
         early=policy.early,

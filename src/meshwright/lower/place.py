@@ -19,6 +19,7 @@ from meshwright.plan.slices import kinds
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.hardware import Device, Level
 from meshwright.sync.fragments import expert_scope
+from meshwright.sync.paths import MODULE
 from meshwright.sync.policy import read
 from meshwright.work import Group, Hop, MeasuredBusBandwidth
 
@@ -114,6 +115,8 @@ class Mesh:
             return self._worker(start)
         if name in ("cp", "dp"):
             return self.group(name, start=start)
+        if name.startswith(MODULE):
+            return self._module(int(name.removeprefix(MODULE)), start)
         return self.expert_group(name, start)
 
     def _worker(self, start: int) -> Group:
@@ -121,6 +124,17 @@ class Mesh:
         inside, _ = self._hybrid(read(self.plan.sync.policy).rule.together(self.plan), ("cp", "dp"))
         spans = [(self.layout.stride(a), getattr(self.layout, a)) for a in ("tp", "pp")]
         return self._span(tuple(sorted([*inside, *((s, n) for s, n in spans if n > 1)])), start)
+
+    def _module(self, level: int, start: int) -> Group:
+        """The ranks at the place of `start` in the replicas that hold the same module of a level."""
+        policy = read(self.plan.sync.policy)
+        spans = self._hybrid(policy.rule.together(self.plan), ("cp", "dp"))[1]
+        ((stride, replicas),) = spans or [(1, 1)]
+        block, size = policy.paths.block(level, replicas), policy.paths.levels[level]
+        replica = start // stride % replicas
+        first = start - (replica - replica // block % size * block) * stride
+        around = [(stride, block), (stride * block * size, replicas // (block * size))]
+        return self._span(tuple(one for one in around if one[1] > 1), first)
 
     def expert_group(self, axis: str, start: int = 0) -> Group:
         """A group of the expert mesh, which refactors tp*cp*dp as etp, ep, edp from the inside out."""

@@ -95,14 +95,16 @@ class Stages:
         begins, closes = (not isinstance(end, Boundary) for end in ends)  # an open end of a part is no layer
         out, policy = [], read(self.plan.sync.policy)
         for stage, held in enumerate(self.layers):
-            plain = [not policy.encodes(layer) for layer in self.numbered(held or (0,))]
-            units = [unit_of(EMBEDDING, plain=plain[0])] if stage == 0 and begins else []
+            numbers = self.numbered(held or (0,))
+            own = [
+                {"plain": not policy.encodes(n), "level": policy.level_of(n, self.model.num_layers)} for n in numbers
+            ]
+            units = [unit_of(EMBEDDING, **own[0])] if stage == 0 and begins else []
             units += [
-                unit_of(self.model.pattern[layer], self.plan.memory.mode(i), plain=plain[i])
-                for i, layer in enumerate(held)
+                unit_of(self.model.pattern[layer], self.plan.memory.mode(i), **own[i]) for i, layer in enumerate(held)
             ]
             if stage == last and closes:
-                units.append(unit_of(HEAD, plain=plain[-1]))
+                units.append(unit_of(HEAD, **own[-1]))
             out.append(composition_of(tuple(units)))
         return tuple(out)
 

@@ -12,11 +12,13 @@ from meshwright.spec.architecture import EMBEDDING, HEAD
 
 class Unit(msgspec.Struct, frozen=True, cache_hash=True):
     """A layer as it is run: ``kind`` is its place in the model's kinds of layers, ``recompute`` its mode.
-    ``plain``: its gradients travel in no code where those of others do."""
+    ``plain``: its gradients travel in no code where those of others do. ``level``: whose modules it is of, where
+    replicas' models are made of modules."""
 
     kind: int
     recompute: str
     plain: bool = False
+    level: int = 0
 
     @property
     def is_block(self) -> bool:
@@ -29,9 +31,9 @@ NEVER_AGAIN = ("F", "W")
 
 
 @lru_cache(maxsize=256)
-def unit_of(kind: int, recompute: str = "none", *, plain: bool = False) -> Unit:
-    """The one object for a layer of a kind under a recompute mode, whose gradients may be ``plain``."""
-    return Unit(kind, recompute, plain)
+def unit_of(kind: int, recompute: str = "none", *, plain: bool = False, level: int = 0) -> Unit:
+    """The one object for a layer of a kind and a level under a recompute mode, whose gradients may be ``plain``."""
+    return Unit(kind, recompute, plain, level)
 
 
 class Composition(msgspec.Struct, frozen=True, dict=True, cache_hash=True):

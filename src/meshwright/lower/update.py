@@ -66,7 +66,7 @@ def add_update(
             role = roles(UpdateRole(() if facts.early else units, index, where))
             updates.append(builder.extend(KIND["optimizer"], role, stream=[stream]))
             builder.depend(updates[-1], norms[index])
-        if facts.apart:
+        if facts.averages:
             updates = add_averages(builder, roles, facts, actions, computes, r, updates)
         if late:
             gather = builder.extend(KIND["all_gather"], roles(ExchangeRole("gather", units, where)))

@@ -14,7 +14,7 @@ from meshwright.run.mesh import ProcessMesh, members
 from meshwright.run.mixing import HEARD, KNOWN, MixedMean
 from meshwright.run.optimizer import Optimizer
 from meshwright.run.outer import ARRIVED, MOMENTUM, OWN, OuterStep
-from meshwright.run.pieces import TensorPiece
+from meshwright.run.pieces import JUDGED, ROUTE, TensorPiece
 from meshwright.run.sync import HeldElements
 from meshwright.sync.fragments import MOMENTS, PARAMETERS, Fragment
 from meshwright.sync.record import Outer, SyncPolicy
@@ -22,6 +22,8 @@ from meshwright.sync.rounds import begun, ended, since_due
 
 #: The state that a change is measured from, in checkpoints.
 BEGUN = "round_start"
+#: Steps after which replicas that exchange nothing learn whether the run is to end.
+LOOKED_UP = 100
 
 
 class Average:
@@ -43,9 +45,12 @@ class Average:
         self.length = max(ceil(fragment.num_elements / fragment.shard.size), sum(len(v) for v in views))
         self.sum = CodedSum(fragment, self.group, self.length, self.views[0], seed)
         self.outer = OuterStep(fragment.outer or Outer(), self.length, self.views[0], fragment.lag)
+        #: What a replica's change counts in the mean, more or less than another's.
+        self.weight = 1.0
         #: Values at the last average, where what changed since then is exchanged.
         self.begun = self._flat() if fragment.outer is not None or not self.sum.code.exact else None
         self.sending = False
+        self._own: torch.Tensor | None = None
 
     def _flat(self) -> torch.Tensor:
         flat = torch.cat([view.detach() for view in self.views])
@@ -65,7 +70,11 @@ class Average:
         if self.sending:
             return
         flat = self._flat()
-        self.sum.begin(flat if self.begun is None else flat - self.begun, key="average")
+        change = flat if self.begun is None else flat - self.begun
+        if self.group.alone:  # a module that nobody else holds
+            self._own = change
+        else:
+            self.sum.begin(change if self.weight == 1 else change * self.weight, key="average")
         self.sending = True
 
     def arrive(self) -> None:
@@ -100,6 +109,9 @@ class Average:
 
     def _mean(self) -> torch.Tensor:
         """The mean of all replicas' values, as they come out of the code."""
+        if self._own is not None:
+            own, self._own, self.sending = self._own, None, False
+            return own
         total = self.sum.end()
         self.sum.settle(True)
         self.sending = False
@@ -140,13 +152,30 @@ class Rounds:
         self.averages = _averages(fragments, parts, optimizer, mesh, seed)
         self._sound, self._votes = True, dict[int, tuple[torch.Tensor, dist.Work]]()
 
+    @property
+    def apart(self) -> bool:
+        """Whether replicas take steps of their own."""
+        return bool(self.averages) or self.policy.paths is not None
+
     def ended(self, step: int) -> bool:
-        """Whether so many steps are whole rounds."""
-        return not self.averages or ended(self.policy, step)
+        """Whether so many steps are whole rounds; those that exchange nothing look up now and then."""
+        if not self.averages:
+            return self.policy.paths is None or step % LOOKED_UP == 0
+        return ended(self.policy, step)
 
     def joined(self, step: int) -> bool:
         """Whether all replicas hold the same parameters after so many steps."""
-        return not self.averages or (self.ended(step) and not self.policy.apart) or step == 0
+        return not self.apart or (self.ended(step) and not self.policy.apart) or step == 0
+
+    def weigh(self, sizes: Sequence[int]) -> None:
+        """Count a replica's change by the data of its path, of which each has so much, among those that share a
+        module (eqs. 2 and 3 of 2403.10616)."""
+        firsts = sorted({ranks[0] for ranks in members(self.mesh.plan)["worker"]})
+        of = {rank: firsts.index(some[0]) for some in members(self.mesh.plan)["worker"] for rank in some}
+        data = {rank: sizes[self.policy.paths.path_of(one, self.replicas)] for rank, one in of.items()}
+        for average in self.averages:
+            every = [data[rank] for rank in average.group.ranks]
+            average.weight = data[self.mesh.rank] * len(every) / sum(every)
 
     def step(self, count: int, finite: bool) -> bool:
         """End the step that makes so many. Parts that are due are sent, those that were sent long enough ago applied,
@@ -218,15 +247,15 @@ class Rounds:
 
     def named(self, pieces: list[TensorPiece]) -> list[TensorPiece]:
         """The pieces of this rank and those of its rounds; of replicas that step apart each has states of its own."""
-        if not self.averages:
+        if not self.apart:
             return pieces
         found = [*pieces, *self.pieces()]
         return [piece._replace(key=f"{piece.key}@{self.replica}") for piece in found] if self.replica else found
 
 
 def of_round(key: str) -> bool:
-    """Whether a state is what a round keeps."""
-    return key.partition("@")[0] in (BEGUN, ARRIVED, MOMENTUM, OWN, KNOWN, HEARD)
+    """Whether a state is what a round keeps, or which sequences replicas train on."""
+    return key.partition("@")[0] in (BEGUN, ARRIVED, MOMENTUM, OWN, KNOWN, HEARD, ROUTE, JUDGED)
 
 
 def _averages(

@@ -286,3 +286,11 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's shard, without a gradient."""
     with torch.no_grad():
         return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+
+
+def let_go(stages: Mapping[int, Stage]) -> None:
+    """Free parameters that were gathered: those of a unit without a backward would be taken for the next step's."""
+    for stage in stages.values():
+        for module in stage.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()

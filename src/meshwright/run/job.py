@@ -30,10 +30,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     of ranks are formed. ``quiet`` prints no progress. ``routing`` is a file that the choices of the model's routers are
     written to.
     ``judged_every`` so many steps (0: never) the loss is measured on the last ``held_out`` of the text, which is then
-    not trained on. ``keep`` so many checkpoints. ``portions``: what replicas that differ have of a step. ``adapter``: a
-    folder of adapters to begin with. ``export``: what adapters are written as at the end (:mod:`.lora.peft`), "" for
-    nothing. ``tensorboard``: a folder, ``wandb`` a project, ``callback`` a function ``module:name`` that is told of
-    every step (:mod:`.reports`).
+    not trained on; of sequences so many first tokens are not judged (``judged_from``). ``keep`` so many checkpoints.
+    ``portions``: what replicas that differ have of a step. ``adapter``: a folder of adapters to begin with.
+    ``export``: what adapters are written as at the end (:mod:`.lora.peft`), "" for nothing. ``tensorboard``: a folder,
+    ``wandb`` a project, ``callback`` a function ``module:name`` that is told of every step (:mod:`.reports`).
     """
 
     model: Model
@@ -52,6 +52,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     quiet: bool = False
     judged_every: int = 0
     held_out: float = 0.0
+    judged_from: int = 0
     keep: int = KEEP
     adapter: str = ""
     export: str = ADAPTER

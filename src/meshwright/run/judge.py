@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from math import ceil
+
+import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import FSDPModule
 
 from meshwright.run.data import Batch, Corpus
+from meshwright.run.data.corpus import BATCHES, judged_sequences
+from meshwright.run.fsdp import let_go
 from meshwright.run.record import Off, install, recorder
+from meshwright.run.routes import learnt_from, place_of, rows_of
 from meshwright.run.trainer import Trainer
-
-#: Batches that a loss is the mean of, at most.
-BATCHES = 8
 
 
 def share_of(trainer: Trainer, corpus: Corpus, number: int) -> Batch:
@@ -29,14 +31,62 @@ def own_of(trainer: Trainer, corpus: Corpus, step: int) -> Batch:
     return corpus.own(step, dp.index // each, replicas, dp.index % each, each, corpus.global_batch // dp.size)
 
 
+class RoutedJudge:
+    """Judges models of paths by held-out text: a token's probability is the mean of those that paths say, in the
+    weights of the sequence's router; of sequences of one path it is that path's. Nothing is judged of a prefix."""
+
+    def __init__(self, trainer: Trainer, held: Corpus):
+        self.trainer, self.held = trainer, held
+        self.numbers = judged_sequences(held)
+
+    def loss(self) -> float:
+        """Mean loss per token; collective."""
+        trainer, mesh, held = self.trainer, self.trainer.mesh, self.held
+        trainer.settle()
+        lot, of, path = place_of(trainer)
+        weights = trainer.routes.judged.view(-1, trainer.routes.count)[:, path].double()
+        some = torch.nonzero(weights > 0).flatten()
+        rows = rows_of(trainer)
+        mine, runs = some[lot::of], ceil(ceil(len(some) / of) / rows)
+        likely = torch.zeros(len(self.numbers), held.seq_len, dtype=torch.float64)
+        for run in range(runs):
+            now = mine[run * rows : (run + 1) * rows]
+            chosen = np.resize(self.numbers[now.numpy()] if len(now) else self.numbers, rows)
+            losses = self._losses(held.sequences_at(chosen))[: len(now)]
+            likely[now] += weights[now].unsqueeze(1) * torch.exp(-losses)
+        if mesh["tp"].index:  # every tensor-parallel rank has the whole loss of its tokens
+            likely.zero_()
+        likely = likely.to(mesh.device)
+        dist.all_reduce(likely, group=mesh["world"].handle)
+        return float(-likely[:, trainer.rounds.policy.paths.prefix - 1 :].log().mean())
+
+    def _losses(self, batch: Batch) -> torch.Tensor:
+        """The loss of each token [rows, seq_len] of a batch under this rank's model."""
+        trainer, record, seen = self.trainer, recorder(), []
+        ((_, stage),) = trainer.stages.items()
+        install(Off())
+        stage.head.told = lambda losses: seen.append(losses.double().cpu())
+        try:
+            with torch.no_grad():
+                trainer.forwards().run([one._replace(step=-1) for one in trainer.passes(batch)])
+        finally:
+            stage.head.told = None
+            install(record)
+            let_go(trainer.stages)
+        portions = trainer.plan.memory.loss_portions
+        whole = [torch.cat(seen[i : i + portions]) for i in range(0, len(seen), portions)]
+        return torch.cat(whole, 1).T
+
+
 class Judge:
     """Judges what a trainer holds by held-out text: every replica its share of the rows, with its own parameters, so
     that of replicas that differ it is the mean of their losses. Ranks do the forwards of their schedule, without
     dropout; those of several pools hand hidden states on as in a step, and groups of ranks are formed for each
     batch."""
 
-    def __init__(self, trainer: Trainer, held: Corpus):
-        self.trainer, self.held = trainer, held
+    def __init__(self, trainer: Trainer, held: Corpus, skipped: int = 0):
+        """`skipped`: the first tokens of sequences of which nothing is judged."""
+        self.trainer, self.held, self.skipped = trainer, held, skipped
         self.batches = min(BATCHES, held.num_sequences // held.global_batch)
         self.pipeline = trainer.forwards()
 
@@ -50,22 +100,19 @@ class Judge:
         try:
             with torch.no_grad():
                 for number in range(self.batches):
-                    plain = [one._replace(step=-1) for one in trainer.passes(share_of(trainer, self.held, number))]
+                    batch = share_of(trainer, self.held, number)
+                    if self.skipped:
+                        learnt = self.held.global_batch * (self.held.seq_len - self.skipped + 1)
+                        batch = learnt_from(batch, self.skipped, learnt)
+                    plain = [one._replace(step=-1) for one in trainer.passes(batch)]
                     if trainer.groups is not None:  # as many passes as the batch's groups have rounds
                         self.pipeline = trainer.forwards()
                     total += self.pipeline.run(plain)
         finally:
             install(record)
-            self._let_go()
+            let_go(trainer.stages)
         if mesh["tp"].index:  # every tensor-parallel rank has the whole loss of its tokens
             total = torch.zeros_like(total)
         if not mesh["world"].alone:
             dist.all_reduce(total, group=mesh["world"].handle)
         return float(total) / trainer.rounds.replicas / self.batches
-
-    def _let_go(self) -> None:
-        """Free parameters that were gathered: those of a unit without a backward would be taken for the next step's."""
-        for stage in self.trainer.stages.values():
-            for module in stage.modules():
-                if isinstance(module, FSDPModule):
-                    module.reshard()

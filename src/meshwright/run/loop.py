@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from meshwright.errors import Diagnostic, MeshwrightError
-from meshwright.run import clocks, data, launch, mesh, traffic
+from meshwright.run import clocks, data, launch, mesh, routes, traffic
 from meshwright.run.agree import Votes, agree, share
 from meshwright.run.begin import about_adapters, begin
 from meshwright.run.checkpoint import AsyncSaver, Meta, identity
@@ -28,7 +28,7 @@ from meshwright.run.exchanges import in_step
 from meshwright.run.gather import gather
 from meshwright.run.held import device_name, peak_bytes
 from meshwright.run.job import Job, RunSummary
-from meshwright.run.judge import Judge, own_of, share_of
+from meshwright.run.judge import Judge, RoutedJudge, own_of, share_of
 from meshwright.run.lora.peft import export
 from meshwright.run.mesh import ProcessMesh
 from meshwright.run.metrics import METRICS, Metrics, ProgressLine
@@ -70,8 +70,13 @@ def train(world: World, job: Job, on_step: Told | None = None) -> dict[str, Any]
         raise MeshwrightError.one("D009", "replicas share out one text, not a mixture", place="--data", help=help)
     how = {"settings": job.settings, "schedule_params": job.schedule_params, "portions": job.portions}
     trainer = Trainer(job.model, job.plan, job.train, place, **how, group_costs=job.group_costs)
+    corpus, held = divided(job, corpus)
+    if trainer.rounds.policy.paths is not None:
+        trainer.routes = routes.prepared(trainer, corpus, held)
     begin(job, trainer)
-    run = RankRun(job, trainer, corpus, on_step)
+    if trainer.routes is not None:
+        routes.ready(trainer, corpus, held)
+    run = RankRun(job, trainer, corpus, held, on_step)
     with closing(run), recorded(place, job.steps - trainer.step_count) as recorder:
         before = clocks.probe()
         with watched(job.routing, trainer.routers, job.model, place):
@@ -80,6 +85,11 @@ def train(world: World, job: Job, on_step: Told | None = None) -> dict[str, Any]
         timeline = gather(recorder, job.plan, before=before, identity=job.identity)
         moved = [(*kind, size) for kind, size in recorder.exchanged.items()]
         return msgspec.to_builtins(run.summary(timeline, exchanged=moved, judged=run.judged))
+
+
+def divided(job: Job, corpus: data.Corpus) -> tuple[data.Corpus, data.Corpus | None]:
+    """Return what a job trains on, and what it is judged by, None where it is not."""
+    return data.held_out(corpus, job.held_out) if job.judged_every else (corpus, None)
 
 
 def kept_steps(num_ranks: int) -> int:
@@ -133,11 +143,13 @@ def open_corpus(world: World, job: Job, place: ProcessMesh) -> data.Corpus:
 class RankRun:
     """One rank's run from where its trainer stands."""
 
-    def __init__(self, job: Job, trainer: Trainer, corpus: data.Corpus, on_step: Told | None = None):
+    def __init__(
+        self, job: Job, trainer: Trainer, corpus: data.Corpus, held: data.Corpus | None, on_step: Told | None = None
+    ):
         self.job, self.trainer, self.corpus, self.judge = job, trainer, corpus, None
-        if job.judged_every:
-            self.corpus, held = data.held_out(corpus, job.held_out)
-            self.judge = Judge(trainer, held)
+        if held is not None:
+            routed = trainer.routes is not None
+            self.judge = RoutedJudge(trainer, held) if routed else Judge(trainer, held, job.judged_from)
         self.judged: dict[int, float] = {}
         self.mesh = trainer.mesh
         self.dp = trainer.mesh["dp"]
@@ -201,7 +213,7 @@ class RankRun:
             batch = self._batch(self.trainer.step_count)
             result = self.trainer.step(batch)
             if not result.updated:
-                if not self.trainer.rounds.averages:  # replicas that went on alone have no step in common to go back to
+                if not self.trainer.rounds.apart:  # replicas that went on alone have no step in common to go back to
                     self._save()
                 raise Diverged(self._divergence(result.loss, result.grad_norm))
             if self.saver is not None:
@@ -228,6 +240,7 @@ class RankRun:
         if self.growth is not None:
             return self.corpus.share(self.sequences, self.trainer.train.global_batch, self.dp.index, self.dp.size)
         of = own_of if self.trainer.rounds.policy.own_data else share_of
+        of = of if self.trainer.routes is None else routes.routed_of
         return of(self.trainer, self.corpus, step)
 
     def _grow(self) -> None:

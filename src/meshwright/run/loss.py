@@ -37,6 +37,15 @@ class ShardedCrossEntropy(torch.autograd.Function):
         return out.to(ctx.dtype), None, None, None
 
 
+def token_losses(logits: torch.Tensor, targets: torch.Tensor, first: int, tp: AxisGroup) -> torch.Tensor:
+    """Return the loss of each token, as :func:`cross_entropy` adds them up."""
+    if tp.alone:
+        wide = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+        flat = F.cross_entropy(wide.flatten(0, -2), targets.flatten(), reduction="none", ignore_index=-1)
+        return flat.view(targets.shape)
+    return ShardedCrossEntropy.apply(logits, targets, first, tp) * (targets >= 0)
+
+
 def cross_entropy(logits: torch.Tensor, targets: torch.Tensor, first: int, tp: AxisGroup) -> torch.Tensor:
     """Loss of all tokens together, of logits [..., n], this rank's columns from `first` on, for targets [...]; at least
     fp32. A target of -1 is none. Equal on all ranks of `tp`."""

@@ -12,6 +12,7 @@ from meshwright.plan import Layout, Plan
 from meshwright.plan.facets.sequence import STATIC
 from meshwright.run import turns as turns_of
 from meshwright.run.turns import PieceTurns
+from meshwright.sync.paths import MODULE, ModulePaths
 from meshwright.sync.policy import read
 
 AXES = ("tp", "cp", "dp", "pp")
@@ -59,7 +60,8 @@ class ProcessMesh(msgspec.Struct, frozen=True, kw_only=True):
     exchanged in two steps; ``expert_shard`` and ``expert_replica``, the same split of edp; :data:`CHANNELS`, the pp
     ranks again with handles of their own, so that what flows in different directions never queues behind each other;
     ``ends``, the first and last rank of each pipeline, and ``mirror``, a rank and its opposite in a pipeline;
-    ``worker``, all ranks that take the same optimizer step; ``self``; ``world``; and, where groups are formed for
+    ``worker``, all ranks that take the same optimizer step; ``module0`` and on, those that hold the same module of a
+    level, where replicas' models are made of modules; ``self``; ``world``; and, where groups are formed for
     every batch, those of every size.
     """
 
@@ -117,7 +119,10 @@ def members(plan: Plan) -> dict[str, list[tuple[int, ...]]]:
     edp = plan.edp
     edp_scope = min(edp, scope)
     out["expert_shard"], out["expert_replica"] = _split(out["edp"], edp_scope if edp % edp_scope == 0 else edp)
-    out["worker"] = _workers(out["data"], read(plan.sync.policy).rule.together(plan))
+    policy = read(plan.sync.policy)
+    out["worker"] = _workers(out["data"], together := policy.rule.together(plan))
+    for level in range(len(policy.paths.levels) if policy.paths is not None else 0):
+        out[f"{MODULE}{level}"] = _modules(out["data"], together, policy.paths, level)
     out |= dict.fromkeys(CHANNELS, out["pp"])
     out["ends"] = sorted({(group[0], group[-1]) for group in out["pp"] if len(group) > 1})
     if plan.sequence.groups != STATIC:
@@ -143,6 +148,16 @@ def _workers(data: Iterable[tuple[int, ...]], together: int) -> list[tuple[int, 
         for place, rank in enumerate(group):
             found.setdefault(place // together, []).append(rank)
     return [tuple(sorted(ranks)) for ranks in found.values()]
+
+
+def _modules(data: Iterable[tuple[int, ...]], together: int, paths: ModulePaths, level: int) -> list[tuple[int, ...]]:
+    """The ranks at one place of the replicas that hold the same module of a level."""
+    return [
+        tuple(group[replica * together + place] for replica in some)
+        for group in data
+        for place in range(together)
+        for some in paths.modules(level, len(group) // together)
+    ]
 
 
 def _together(places: list[dict[str, int]], axes: tuple[str, ...]) -> list[tuple[int, ...]]:

@@ -23,7 +23,7 @@ from meshwright.run.dropout import dropout
 from meshwright.run.linear import column_parallel, matmul, row_parallel
 from meshwright.run.lora.adapters import Adapted, adapters_of, products
 from meshwright.run.lora.base import PackedMatrix, times
-from meshwright.run.loss import cross_entropy
+from meshwright.run.loss import cross_entropy, token_losses
 from meshwright.run.mesh import AxisGroup, ProcessMesh
 from meshwright.run.parameters import INIT_STD, Maker
 from meshwright.run.pieces import Part
@@ -338,6 +338,8 @@ class HeadModule(nn.Module):
     def __init__(self, shared: Shared, tied: EmbeddingModule | None):
         super().__init__()
         self.shared = shared
+        #: Told the losses [S, b] of every microbatch's tokens, portion by portion, where somebody asks.
+        self.told: Callable[[torch.Tensor], None] | None = None
         model, names = shared.model, shared.names
         self.norm = None
         if model.head.norm_vectors or model.head.bare_norm:
@@ -387,6 +389,10 @@ class HeadModule(nn.Module):
 
     def loss(self, x: torch.Tensor, p: Pass) -> torch.Tensor:
         """The loss of some of the tokens."""
+        if self.told is not None:
+            losses = token_losses(self.logits(x), p.targets.T, self.first, self.shared.tp)
+            self.told(losses)
+            return losses.sum() * p.scale
         return cross_entropy(self.logits(x), p.targets.T, self.first, self.shared.tp) * p.scale
 
 

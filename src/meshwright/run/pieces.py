@@ -23,6 +23,10 @@ PARAM = "param"
 FACTOR = "code_factor"
 #: The point at which all replicas know the gradient of all.
 POINT = "reference_point"
+#: The path of each sequence, and what each path counts in judging one.
+ROUTE, JUDGED = "route_of", "route_judged"
+#: States of tensors that are no parameters.
+ALONE = (FACTOR, ROUTE, JUDGED)
 
 
 class Part(NamedTuple):

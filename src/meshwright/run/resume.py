@@ -37,6 +37,14 @@ def wanted_of(out: str, plan: str, trainer: Trainer) -> tuple[list[TensorPiece],
     if read(before).meets and not goes_on:
         return _mean_of(trainer, replicas)
     joined, common = known.get("joined", True), in_common(read(before))
+    if read(before).paths is not None and not (same and before == trainer.plan.sync.policy):
+        raise MeshwrightError.one(
+            "Y004",
+            f"the checkpoint holds {replicas} replicas with models of their own under sync={before}, and this plan has "
+            f"{trainer.rounds.replicas} replicas under sync={trainer.plan.sync.policy}",
+            place=f"--resume {out}",
+            help=f"go on with sync={before} and {replicas} replicas",
+        )
     if not (joined or common or (same and before == trainer.plan.sync.policy)):
         raise MeshwrightError.one(
             "Y004",

@@ -69,9 +69,16 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
         """The workload of a run: with the optimizer that the policy is of."""
         return workload(self.train, policy)
 
+    @property
+    def judged_from(self) -> int:
+        """The first tokens of sequences that no policy is judged by, as some route by them."""
+        paths = (read(rated(policy)[0]).paths for policy in self.policies)
+        return max((one.prefix for one in paths if one is not None), default=0)
+
     def same(self) -> dict[str, Any]:
         """Return what all results of a folder have in common, as plain values."""
         said = {name: getattr(self, name) for name in ("replicas", "lr", "warmup", "digest")}
+        said |= {"judged_from": self.judged_from} if self.judged_from else {}
         found = {"model": self.model.name, "params": self.model.num_params, "train": self.train.text()}
         return {"format_version": FORMAT_VERSION, **found, **said, "text": self.text}
 
@@ -200,6 +207,7 @@ def _trained(study: Study, trial: Trial, folder: Path, quiet: bool) -> TrainedLo
         quiet=quiet,
         judged_every=max(1, trial.steps // JUDGED),
         held_out=HELD_OUT,
+        judged_from=study.judged_from,
     )
     loss, sent = math.inf, math.nan
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -57,6 +57,9 @@ from meshwright.sync.due import due_after
 from meshwright.sync.fragments import gradients_due
 from meshwright.sync.policy import read
 
+if TYPE_CHECKING:
+    from meshwright.run.routes import Routes
+
 
 class StepResult(NamedTuple):
     """Mean loss per token, tokens trained and the gradient's norm before clipping, over the whole job; loss and norm
@@ -105,6 +108,8 @@ class Trainer:
         self.shape = shape(train, plan.pipeline.microbatch)
         #: Weights of the microbatches, where they count otherwise than alike.
         self.weights: tuple[float, ...] = ()
+        #: Which path each sequence is of, where the policy has paths.
+        self.routes: Routes | None = None
         #: Called on every rank right before the optimizer writes: asynchronous checkpoints finish their copies.
         self.before_update: list[Callable[[], None]] = []
         #: Called before the exchange that no rank leaves until all have come to it.
@@ -383,7 +388,8 @@ class Trainer:
         if shared:
             return found
         points = () if self.referenced is None else self.referenced.pieces()
-        return [*self.rounds.named(found), *points, *(piece for one in self.coded for piece in one.pieces())]
+        routes = () if self.routes is None else self.routes.pieces(self.mesh.first)
+        return [*self.rounds.named(found), *points, *routes, *(piece for one in self.coded for piece in one.pieces())]
 
     @property
     def copies(self) -> int:

@@ -28,7 +28,8 @@ from meshwright.simulate.simulated import Simulated
 from meshwright.simulate.slowed import apart, factors
 from meshwright.simulate.unfolded import members
 from meshwright.sync.fragments import NEIGHBOURS
-from meshwright.sync.groups import Graph, graph
+from meshwright.sync.groups import Graph, Heard, graph
+from meshwright.sync.paths import ModulePaths
 from meshwright.sync.policy import read
 from meshwright.sync.record import SyncPolicy
 from meshwright.sync.rounds import due_at
@@ -91,7 +92,7 @@ def straggling(
         what = "a plan of several pools" if lowered.several else "steps that take a second pass now and then"
         raise MeshwrightError.one("O006", f"ranks that vary are not simulated in {what}", place="--world")
     policy = read(lowered.plan.sync.policy)
-    if run.round is not None or policy.meets:
+    if run.round is not None or policy.meets or policy.paths is not None:
         if slow.slowlink or slow.slownic:
             message = "slow links are not simulated in replicas that take steps of their own"
             raise MeshwrightError.one("O006", message, place="--world", help="leave slowlink= and slownic= out")
@@ -150,6 +151,8 @@ def _meeting(
     drawn = slow.varying(jitter, ranks, len(due.sent))
     seconds = own.of_replicas(_of_replicas(drawn, plan, together), kinds_of)
     met = graph(policy.group, replicas) if policy.meets else None
+    if policy.paths is not None:
+        met = _sharing(policy.paths, replicas, len(one.parts))
     rates = [
         _rates(one, due, paced(one, due, some, seconds), among) for some in (met, _nobody(replicas, len(one.parts)))
     ]
@@ -160,6 +163,16 @@ def _meeting(
 def _nobody(replicas: int, parts: int) -> Graph:
     """The graph in which nobody meets another."""
     return Graph(name="", num_replicas=replicas, turns=(((),) * replicas,) * parts)
+
+
+def _sharing(paths: ModulePaths, replicas: int, parts: int) -> Graph:
+    """The graph in which replicas meet those that hold a module that they do."""
+    found: list[set[int]] = [set() for _ in range(replicas)]
+    for some in (some for level in range(len(paths.levels)) for some in paths.modules(level, replicas)):
+        for one in some:
+            found[one] |= set(some)
+    turn = tuple(tuple(Heard(other, 1 / len(some)) for other in sorted(some - {one})) for one, some in enumerate(found))
+    return Graph(name="", num_replicas=replicas, turns=(turn,) * parts)
 
 
 def _rates(

@@ -19,8 +19,8 @@ class RuleOption(msgspec.Struct, frozen=True, kw_only=True):
     """An option of a rule or a codec: a whole number of at least ``least``, one of ``choices``, where ``share`` a part
     of one above 0 and up to ``most`` (with ``least`` 0 it may be 0 too), where ``duration`` seconds, of words such
     as 30s, where ``numbered`` a set of numbers from 0 on, as :func:`runs` writes it, or where ``parted`` the parts of a
-    whole that replicas have, as ``divided.written`` writes them. ``default`` None: it must be
-    said, such as ``example``."""
+    whole that replicas have, as ``divided.written`` writes them, where ``leveled`` a number for each level, as 2x2.
+    ``default`` None: it must be said, such as ``example``."""
 
     name: str
     what: str
@@ -33,6 +33,7 @@ class RuleOption(msgspec.Struct, frozen=True, kw_only=True):
     duration: bool = False
     numbered: bool = False
     parted: bool = False
+    leveled: bool = False
 
     @property
     def wanted(self) -> str:
@@ -43,6 +44,8 @@ class RuleOption(msgspec.Struct, frozen=True, kw_only=True):
             return f"a set of numbers, such as 0-5+9, or {NONE}"
         if self.parted:
             return "a part for each replica, such as 3/1x2/0"
+        if self.leveled:
+            return "a number of modules for each level, such as 2x2 or 16x16"
         if self.share:
             return f"a number {'from' if not self.least else 'above'} 0 and up to {self.most:g}"
         choices = self.choices()
@@ -62,6 +65,9 @@ class RuleOption(msgspec.Struct, frozen=True, kw_only=True):
         if self.parted:
             parts = divided.read(text)
             return None if parts is None else divided.written(parts)
+        if self.leveled:
+            found = numbers_of_levels(text)
+            return None if found is None else "x".join(map(str, found))
         if self.share:
             return _part(text, self.most, none=not self.least)
         choices = self.choices()
@@ -84,6 +90,14 @@ def numbers(text: str) -> tuple[int, ...] | None:
             return None
         found.update(range(int(first), int(last or first) + 1))
     return tuple(sorted(found))
+
+
+def numbers_of_levels(text: str) -> tuple[int, ...] | None:
+    """The numbers of a text such as 2x2; None where it has another form."""
+    if not re.fullmatch(r"\d{1,4}(x\d{1,4}){0,15}", text, re.ASCII):
+        return None
+    found = tuple(map(int, text.split("x")))
+    return found if all(found) else None
 
 
 def runs(some: Iterable[int]) -> str:

@@ -16,6 +16,7 @@ from meshwright.sync.options import runs
 
 if TYPE_CHECKING:
     from meshwright.sync.options import RuleOption
+    from meshwright.sync.paths import ModulePaths
     from meshwright.sync.rules import SyncRule
 
 #: The rule of a plan that says none: gradients are exchanged in every step.
@@ -96,8 +97,9 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
     what arrives, or a combine with its options, as ``trimmed:cut=2``. ``outer``: the step that applies it. ``delay``:
     steps after which it does, while training goes on. ``reference``: gradients travel as what they differ from those at
     a point that moves once in so many steps in the mean, 0 where they travel themselves. ``scaling``: local steps are
-    in scales that replicas share. ``own_data``: each replica has a run of the text that no other has. The ``rule`` that
-    chose them has ``values`` for its ``options`` (and the codec's, the combine's and the graph's), by name.
+    in scales that replicas share. ``own_data``: each replica has a run of the text that no other has. ``paths``:
+    models of replicas are made of modules, and sequences are routed to them. The ``rule`` that chose them has
+    ``values`` for its ``options`` (and the codec's, the combine's and the graph's), by name.
     """
 
     rule: SyncRule
@@ -120,6 +122,7 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
     reference: int = 0
     scaling: SharedScales | None = None
     own_data: bool = False
+    paths: ModulePaths | None = None
 
     def __getitem__(self, option: str) -> Any:
         return self.values[option]
@@ -127,8 +130,8 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         said = {
             "when": self._when,
-            "fragments": "+".join(self.fragments) + self._parted + self._differing,
-            "group": self.group + self._divided,
+            "fragments": ("+".join(self.fragments) or "none") + self._parted + self._differing,
+            "group": self._met + self._divided,
             "codec": self.codec,
             "combine": self.combine,
             "outer": self.outer,
@@ -141,6 +144,13 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
         if self.growth is not None:
             return f"every {self.when} steps or more, {self.spacing:.4g} in the mean"
         return "every step" if self.when == 1 else f"every {self.when} steps"
+
+    @property
+    def _met(self) -> str:
+        if self.paths is None:
+            return self.group
+        levels = "x".join(map(str, self.paths.levels))
+        return f"those of a module, of {levels}" if levels else "none"
 
     @property
     def _parted(self) -> str:
@@ -180,7 +190,7 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def stepped(self) -> bool:
         """Whether replicas take a step along what arrives, apply it later or mix it, in place of taking it as it is."""
-        return not self.outer.taken or self.delay > 0 or self.meets
+        return not self.outer.taken or self.delay > 0 or self.meets or self.paths is not None
 
     @property
     def meets(self) -> bool:
@@ -190,7 +200,7 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def apart(self) -> bool:
         """Whether replicas hold different parameters even after a round."""
-        return self.parts > 1 or self.delay > 0 or self.outer.mix > 0 or self.meets
+        return self.parts > 1 or self.delay > 0 or self.outer.mix > 0 or self.meets or self.paths is not None
 
     @property
     def copies(self) -> int:
@@ -201,6 +211,10 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the gradients of a layer travel in the codec."""
         return self.layers is None or layer in self.layers
 
+    def level_of(self, layer: int, num_layers: int) -> int:
+        """The level of a layer of the model whose modules replicas share."""
+        return 0 if self.paths is None or not self.paths.levels else self.paths.level_of(layer, num_layers)
+
     @property
     def coded(self) -> bool:
         """Whether what is exchanged is encoded."""
@@ -210,6 +224,11 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
     def plain(self) -> bool:
         """Whether values travel as they are, and are added on their way."""
         return not self.coded and self.combine in ADDED and not self.reference
+
+    @property
+    def alike(self) -> bool:
+        """Whether all parameters are exchanged alike: as they are, among the same."""
+        return self.plain and self.paths is None
 
     @property
     def exact(self) -> bool:

@@ -16,6 +16,7 @@ from meshwright.errors import Diagnostic
 from meshwright.sync.codecs import codec
 from meshwright.sync.fragments import TIED, as_it_is
 from meshwright.sync.groups import graph
+from meshwright.sync.paths import moduled
 from meshwright.sync.record import ADDED
 
 if TYPE_CHECKING:
@@ -33,10 +34,16 @@ def part_of(policy: SyncPolicy, layer: int, num_layers: int) -> int:
 def parted(
     fragments: Iterable[Fragment], policy: SyncPolicy, layer_of: Callable[[int, int], int], num_layers: int
 ) -> tuple[Fragment, ...]:
-    """Fragments with the part that each is of, in no code where their layer's are not encoded; `layer_of` (stage,
-    segment) is the number of a layer in the model. A table that the model's ends share is of the first layer's part."""
+    """Fragments with the part or the module that each is of, in no code where their layer's are not encoded; `layer_of`
+    (stage, segment) is the number of a layer in the model. A table that both ends share is of the first layer's part.
+    """
     if policy.layers is not None:
         fragments = [f if f.units[0] < 0 or policy.encodes(layer_of(*f.units)) else as_it_is(f) for f in fragments]
+    if policy.paths is not None:
+        return tuple(
+            f if f.units[0] < 0 else moduled(f, policy, policy.level_of(layer_of(*f.units), num_layers))
+            for f in fragments
+        )
     if policy.parts == 1:
         return tuple(fragments)
 
@@ -78,7 +85,7 @@ def begun(policy: SyncPolicy, part: int, step: int) -> int:
 
 def in_common(policy: SyncPolicy) -> bool:
     """Whether replicas that never hold the same parameters agree on those of the last exchange."""
-    return policy.apart and not policy.outer.eager
+    return policy.apart and not policy.outer.eager and policy.paths is None
 
 
 def impossible(plan: Plan, model: Model, policy: SyncPolicy) -> Iterator[Diagnostic]:
@@ -92,6 +99,10 @@ def impossible(plan: Plan, model: Model, policy: SyncPolicy) -> Iterator[Diagnos
         )
     elif parts > h:
         yield _bad(policy, f"{parts} parts are not due at different steps of {h}", f"say parts={min(layers, h)}")
+    levels = len(policy.paths.levels) if policy.paths is not None else 0
+    if levels > layers:
+        modules = "x".join(map(str, policy.paths.levels[:layers]))
+        yield _bad(policy, f"{layers} layers are not divided into {levels} levels", f"say levels={modules}")
     if policy.layers and policy.layers[-1] >= layers:
         yield _bad(
             policy,

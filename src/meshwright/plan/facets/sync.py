@@ -62,7 +62,24 @@ def _wrong(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator
             place=f"plan.sync.policy = {said.text}",
             help="say start=update, or another optimizer",
         )
+    if said.paths is not None:
+        yield from _unrouted(said, train)
     yield from rounds.impossible(plan, model, said)
+
+
+def _unrouted(said: policy.SyncPolicy, train: Train) -> Iterator[Diagnostic]:
+    """Workloads whose sequences are not routed to paths by their first tokens."""
+    place, prefix = f"plan.sync.policy = {said.text}", said.paths.prefix
+    if prefix >= train.seq_len:
+        message = f"sequences are routed by their first {prefix} tokens, and have {train.seq_len}: nothing is learnt"
+        help = f"say prefix={max(1, train.seq_len // 2)}, or longer sequences"
+        yield Diagnostic(code="Y003", message=message, place=place, help=help)
+    packed = "" if train.packing == "concat" else train.packing
+    words = {"pack": packed, "clusters": train.clusters, "grow": train.grow}
+    for word, value in words.items():
+        if value:
+            message = f"every path has the sequences that are routed to it, and {word}={value} lays them out otherwise"
+            yield Diagnostic(code="Y003", message=message, place=place, help=f"drop {word}= from the workload, or sync")
 
 
 def _unexecutable(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic]:
@@ -75,6 +92,24 @@ def _unexecutable(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic
             help="meshwright predict with this plan chooses: say the words it prints, with one such as "
             f"{said.rule.opens[1]}",
         )
+    if said.paths is not None:
+        yield from _unrouting(plan, model, train, said)
+
+
+def _unrouting(plan: Plan, model: Model, train: Train, said: policy.SyncPolicy) -> Iterator[Diagnostic]:
+    """Layouts and models of which a run does not see the hidden states of a prefix on one rank."""
+    layout, found = plan.layout, []
+    found += [(f"layout.pp = {layout.pp}", "stages are on several ranks", "take pp1")] if layout.pp > 1 else []
+    found += [(f"layout.cp = {layout.cp}", "ranks share a sequence", "take cp1")] if layout.cp > 1 else []
+    if layout.sp and said.paths.prefix % layout.tp:
+        found.append(
+            (f"layout.sp, tp = {layout.tp}", f"it does not divide the prefix of {said.paths.prefix}", "drop sp")
+        )
+    if len(model.flows) > 1 or not train.causal:
+        found.append((f"model {model.name}", "its text is not one stream from left to right", "take a language model"))
+    for at, why, help in found:
+        message = f"sync={said.rule.name} routes sequences by the hidden states of their first tokens, and {why}"
+        yield Diagnostic(code="P033", message=message, place=f"plan.{at}", help=help)
 
 
 FIELDS = (

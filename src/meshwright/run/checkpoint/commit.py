@@ -13,7 +13,7 @@ import msgspec
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.run.blocks import TensorBox, blocks, cover
 from meshwright.run.checkpoint.format import HIDDEN, INDEX, Index, Meta, RankIndex, complete, encode, folder_name, merge
-from meshwright.run.pieces import FACTOR
+from meshwright.run.pieces import ALONE
 from meshwright.run.safetensors_file import sync_folder, write_file
 
 
@@ -62,7 +62,7 @@ def gather(temporary: Path, meta: Meta, num_ranks: int) -> Index:
             ) from None
     tensors, files, layouts, entries = merge(ranks)
     index = Index(meta=meta, tensors=tensors, files=tuple(files), layouts=tuple(layouts), entries=tuple(entries))
-    alone = {name for state, name in located(index) if state == FACTOR}
+    alone = {name for state, name in located(index) if state in ALONE}
     wrong = incomplete(index, {("param", name) for name in tensors if name not in alone})
     if wrong:
         raise MeshwrightError(wrong)

@@ -30,6 +30,8 @@ from meshwright.run.data.rows import NOTHING, PackedRows, laid_out
 from meshwright.spec.lengths import Lengths, of_counts
 
 ROUNDS = 6
+#: Batches that a held-out loss is the mean of, at most.
+BATCHES = 8
 _MASK = (1 << 64) - 1
 
 
@@ -223,6 +225,12 @@ def sequences(place: NDArray[np.int64], count: int, seed: int) -> NDArray[np.int
         mine = epochs == epoch
         out[mine] = permute(within[mine], count, (seed, int(epoch)))
     return out
+
+
+def judged_sequences(held: Corpus) -> NDArray[np.int64]:
+    """Return the sequences of held-out text that a loss is the mean of."""
+    count = min(BATCHES, held.num_sequences // held.global_batch) * held.global_batch
+    return sequences(np.arange(count), held.num_sequences, held.seed)
 
 
 def permute(place: NDArray[np.int64], count: int, key: tuple[int, int]) -> NDArray[np.int64]:

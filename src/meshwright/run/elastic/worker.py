@@ -26,7 +26,7 @@ from meshwright.run.environment import keep_memory, own_cores
 from meshwright.run.exchanges import in_step
 from meshwright.run.gather import gather
 from meshwright.run.job import Job
-from meshwright.run.loop import RankRun, open_corpus, recorded
+from meshwright.run.loop import RankRun, divided, open_corpus, recorded
 from meshwright.run.trainer import StepResult, Trainer
 from meshwright.run.world import Report, World, meet
 
@@ -105,7 +105,7 @@ def _train(job: Job, order: Begin, before: Sequence[int], fds: Sequence[int], sa
         memory.keep(step)
         say(Stepped(order.epoch, step, result.loss, result.grad_norm, seconds))
 
-    run = RankRun(job, trainer, corpus)
+    run = RankRun(job, trainer, *divided(job, corpus))
     run.after_step.append(stepped)
     with closing(run), recorded(place, job.steps - step) as recorder:
         began = clocks.probe()

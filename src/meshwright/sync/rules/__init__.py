@@ -28,6 +28,7 @@ MODULES = [
     "meshwright.sync.rules.qsr",
     "meshwright.sync.rules.savic",
     "meshwright.sync.rules.cold_fusion",
+    "meshwright.sync.rules.paths",
     "meshwright.sync.rules.espresso",
     "meshwright.sync.rules.qsdp",
     "meshwright.sync.rules.dist_lion",
