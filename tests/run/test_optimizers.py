@@ -88,12 +88,18 @@ def lars(w, g, kept, step, decay):
     return w - kept["v"]
 
 
-FORMULAS = {"lion": lion, "lamb": lamb, "lars": lars}
+def adagrad(w, g, kept, step, decay):
+    kept["s"] = kept.get("s", 0) + (g + decay * w) ** 2
+    return w - 1e-2 * (g + decay * w) / (kept["s"].sqrt() + 1e-10)
+
+
+FORMULAS = {"lion": lion, "lamb": lamb, "lars": lars, "adagrad": adagrad}
 
 
 @pytest.mark.parametrize("optimizer", FORMULAS)
 def test_each_step_is_the_formula_of_its_paper_on_every_published_tensor(optimizer):
-    """Chen et al. 2302.06675 algorithm 2, You et al. 1904.00962 algorithm 2, You et al. 1708.03888 algorithm 1."""
+    """Chen et al. 2302.06675 algorithm 2, You et al. 1904.00962 algorithm 2, You et al. 1708.03888 algorithm 1, and
+    Duchi et al. 2011 with a diagonal."""
     found = alone("llama", optimizer)
     now, kept = whole(found, 2, 0), {}
     for step in range(STEPS):
@@ -111,6 +117,7 @@ def test_each_step_is_the_formula_of_its_paper_on_every_published_tensor(optimiz
         ("llama", "dp2 zero3 mb1", "lars"),
         ("tied", "dp1 pp2 mb1", "lamb"),
         ("experts", "dp2 ep2 mb1", "lamb"),
+        ("llama", "dp2 zero1 mb1", "adagrad"),
     ],
 )
 def test_a_matrix_that_is_cut_or_copied_takes_the_step_of_the_whole(model, plan, optimizer):
@@ -143,8 +150,11 @@ def measured(rank, model):
     return len(trainer.optimizer.torch.matrices.names), sent
 
 
-def test_training_goes_on_from_a_checkpoint_of_the_optimizer(tmp_path):
-    for on, again, *_ in launch(2, codes.resumed, small.llama(layers=1), "dp2 zero1 mb1", train("lamb"), tmp_path, 1):
+@pytest.mark.parametrize("optimizer", ["lamb", "adagrad"])
+def test_training_goes_on_from_a_checkpoint_of_the_optimizer(optimizer, tmp_path):
+    for on, again, *_ in launch(
+        2, codes.resumed, small.llama(layers=1), "dp2 zero1 mb1", train(optimizer), tmp_path, 1
+    ):
         assert on == again
 
 

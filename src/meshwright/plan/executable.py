@@ -25,7 +25,7 @@ from meshwright.spec.workload import Train
 from meshwright.sync.policy import read
 from meshwright.sync.record import USUAL
 
-OPTIMIZERS = ("adamw", "adam", "sgd", "momentum", "lion", "lamb", "lars")
+OPTIMIZERS = ("adamw", "adam", "sgd", "momentum", "lion", "lamb", "lars", "adagrad")
 #: Schools whose layers have modules of their own, which every rank holds whole.
 WHOLE = ("mamba2", "qwen3_5", "bert", "t5")
 #: Those of them whose layers hand their states on from rank to rank.

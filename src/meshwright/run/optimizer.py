@@ -33,10 +33,11 @@ MOMENTS = {
     "lion": ("exp_avg",),
     "lamb": ("exp_avg", "exp_avg_sq"),
     "lars": ("momentum_buffer",),
+    "adagrad": ("sum",),
     "scaled": ("scale",),
 }
-#: Those whose moments are corrected by the number of steps.
-COUNTED = ("adamw", "adam", "lamb")
+#: Those that count their steps.
+COUNTED = ("adamw", "adam", "lamb", "adagrad")
 #: Elements that are widened for their update at once.
 AT_ONCE = 2**24
 
@@ -239,6 +240,8 @@ def _make(kind: str, groups: list[dict], settings: Settings) -> torch.optim.Opti
             return torch.optim.AdamW(groups, lr=lr, betas=settings.betas, eps=settings.eps, fused=fused)
         case "adam":
             return torch.optim.Adam(groups, lr=lr, betas=settings.betas, eps=settings.eps, fused=fused)
+        case "adagrad":
+            return torch.optim.Adagrad(groups, lr=lr)
         case "lion":
             return Lion(groups, lr)
         case "momentum":

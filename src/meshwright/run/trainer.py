@@ -192,9 +192,11 @@ class Trainer:
 
     # -- building
 
-    def _pipeline(self, actions: Actions, before: Link | None = None, after: Link | None = None) -> RankPipeline:
+    def _pipeline(
+        self, actions: Actions, before: Link | None = None, after: Link | None = None, judged: bool = False
+    ) -> RankPipeline:
         plan = self.plan
-        if self.projected is not None:
+        if (self.projected is not None) != judged:  # those that are judged have been made so before
             actions = actions.forwards()
         return RankPipeline(
             actions,
@@ -202,11 +204,11 @@ class Trainer:
             self.stages,
             message=self._message,
             blocking_sends=not plan.overlap.pp,
-            due=due_after(actions, gradients_due(plan.layout)),
+            due=np.zeros(len(actions.kind), bool) if judged else due_after(actions, gradients_due(plan.layout)),
             final=self._final,
             before=before,
             after=after,
-            frozen=self.place.frozen or self.projected is not None,
+            frozen=self.place.frozen or self.projected is not None or judged,
         )
 
     def _links(self, **said: bool) -> tuple[Link | None, Link | None]:
@@ -215,21 +217,7 @@ class Trainer:
 
     def forwards(self) -> RankPipeline:
         """The passes of a step without their backwards: those of held-out text."""
-        before, after = self._links(backward=False)
-        actions = self.pipeline.actions
-        actions = actions if self.projected is not None else actions.forwards()
-        return RankPipeline(
-            actions,
-            self.mesh,
-            self.stages,
-            message=self._message,
-            blocking_sends=not self.plan.overlap.pp,
-            due=np.zeros(len(actions.kind), bool),
-            final=lambda stage: None,
-            before=before,
-            after=after,
-            frozen=True,
-        )
+        return self._pipeline(self.pipeline.actions, *self._links(backward=False), judged=True)
 
     def take(self, batch: int) -> None:
         """Go on with global batches of so many sequences, in as many more microbatches."""

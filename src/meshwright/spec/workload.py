@@ -86,6 +86,7 @@ OPTIMIZER_MOMENTS: dict[str, float] = {
     "momentum": 1.0,
     "lamb": 2.0,
     "lars": 1.0,
+    "adagrad": 1.0,
 }
 #: Optimizers whose step of a matrix depends on norms of all of it.
 LAYERWISE = ("lamb", "lars")
