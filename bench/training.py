@@ -3,10 +3,10 @@ predictions of this machine after ``calibrate --here``.
 
 Run: python -m bench.training [--pairs 12] [--rounds 3] [--quick] [--json] [PART ...]
 
-Parts are ``beside`` (transformers' Llama under DistributedDataParallel and fully_shard, alternating with ours in one run),
-``start`` (a whole command up to its first step) and ``predicted`` (this machine calibrated into a folder of its own, or
-that of $MESHWRIGHT_HOME where it holds a calibration; then every plan trained by the command line, in rounds). They want a
-quiet machine of two cores or more, which the head of the table says whether it was. About 12 minutes; with --quick, which
+Parts are ``beside`` (transformers' Llama under DistributedDataParallel and fully_shard, alternating with ours in one
+run), ``start`` (a whole command up to its first step) and ``predicted`` (this machine calibrated into a folder of its
+own, or that of $MESHWRIGHT_HOME where it holds a calibration; then every plan trained by the command line, in rounds).
+They want a quiet machine of two cores or more; the table says whether it was. About 12 minutes; with --quick, which
 calibrates in one, 6.
 """
 
@@ -151,7 +151,7 @@ def _add(row: Compared, comparison: dict[str, Any]) -> None:
     row.predicted_s = comparison["step_time_s"]["predicted"]
     row.rounds_s.append(comparison["step_time_s"]["measured"])
     for kind in (k for k in comparison["kinds"] if k["matched"]):  # others are inside of these on one side
-        said, seen = row.parts.setdefault(kind["name"], (kind["predicted_s"] + kind["unmatched_predicted_s"], []))
+        _, seen = row.parts.setdefault(kind["name"], (kind["predicted_s"] + kind["unmatched_predicted_s"], []))
         seen.append(kind["measured_s"] + kind["unmatched_measured_s"])
 
 

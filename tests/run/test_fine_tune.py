@@ -196,7 +196,8 @@ GPT2 |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "bos_token_id": 0, "eos_token_id
     ("family", "words"),
     [
         *(("gemma2", "q o gate down"), ("phi", "v o up"), ("olmo2", "k up")),
-        *(("gpt2", "q k v down"), ("phi3", "q k v o gate up"), ("deepseek_v3", "q k o"), ("deepseek_v2", "q k")),
+        *(("gpt2", "q k v down"), ("phi3", "q k v o gate up")),
+        *(("deepseek_v3", "q k o q_up kv_up"), ("deepseek_v2", "q kv_up")),
     ],
 )
 def test_adapters_of_other_families_are_those_of_peft_at_their_places(family, words, tmp_path):
@@ -207,6 +208,7 @@ def test_adapters_of_other_families_are_those_of_peft_at_their_places(family, wo
         called |= dict.fromkeys("qkv", "qkv_proj") | dict.fromkeys(("gate", "up"), "gate_up_proj")
     if "deepseek" in family:
         called |= {"q": "q_a_proj" if family[-1] == "3" else "q_proj", "k": "kv_a_proj_with_mqa"}
+        called |= {"q_up": "q_b_proj", "kv_up": "kv_b_proj"}
     called |= dict.fromkeys("qkv", "c_attn") | {"down": "mlp.c_proj"} if family == "gpt2" else {}
     torch.manual_seed(3)
     config = AutoConfig.for_model(family, **(CONFIGS | {"gpt2": GPT2})[family])

@@ -120,14 +120,16 @@ def _latent_projections(c: Context, spec: Spec, heads: int) -> list[Piece]:
             c, "q down", spec.q_lora_rank, hidden, targets={"q": spec.q_lora_rank}, saved=entry, held=entry
         )
         pieces.append(_latent_norm(c, "q latent norm", spec.q_lora_rank))
-        pieces += linear(c, "q up", heads * spec.head_dim, spec.q_lora_rank, saved=latent, held=latent)
+        width = heads * spec.head_dim
+        pieces += linear(c, "q up", width, spec.q_lora_rank, targets={"q_up": width}, saved=latent, held=latent)
     else:
         width = heads * spec.head_dim
         pieces += linear(c, "q", width, hidden, targets={"q": width}, saved=entry, held=entry)
     latent = c.tokens * spec.kv_lora_rank * e
     pieces += linear(c, "kv down", kv_down, hidden, targets={"k": kv_down})
     pieces.append(_latent_norm(c, "kv latent norm", spec.kv_lora_rank))
-    pieces += linear(c, "kv up", heads * (nope + spec.v_head_dim), spec.kv_lora_rank, saved=latent, held=latent)
+    width = heads * (nope + spec.v_head_dim)
+    pieces += linear(c, "kv up", width, spec.kv_lora_rank, targets={"kv_up": width}, saved=latent, held=latent)
     return pieces
 
 
@@ -408,7 +410,12 @@ def state(spec: Spec) -> Cache:
 
 def adapters(spec: Spec, hidden: int, target: str) -> int:
     """Inputs plus outputs of the projection of queries, keys, values or results; of latent attention those down to the
-    latents are meant, one for keys and values."""
+    latents are meant, one for keys and values, and those up to heads have words of their own."""
+    if target == "q_up":
+        return spec.q_lora_rank + spec.heads * spec.head_dim if spec.q_lora_rank else 0
+    if target == "kv_up":
+        width = spec.head_dim - spec.rope_head_dim + spec.v_head_dim
+        return spec.kv_lora_rank + spec.heads * width if spec.kv_lora_rank else 0
     if spec.kv_lora_rank:
         q = spec.q_lora_rank or spec.heads * spec.head_dim
         down = {"q": q, "k": spec.kv_lora_rank + spec.rope_head_dim, "o": spec.heads * spec.v_head_dim}

@@ -54,7 +54,10 @@ def _of_model(model: Model, train: Train) -> str:
         if wanted & set(one) and not wanted >= set(one):
             return f"{' and '.join(one)} are {name}, which has one adapter or none (targets={'+'.join(one)})"
     if "v" in wanted and "v" not in called:
-        return f"keys and values are made of one latent, {called['k']}, which is k's (targets=q+k+o)"
+        return f"keys and values are made of one latent, {called['k']}, which is k's (targets=q+k+o+q_up+kv_up)"
+    if lacking := [target for target in ("q_up", "kv_up") if target in wanted and target not in called]:
+        whose = "queries" if lacking == ["q_up"] else "keys and values"
+        return f"{' and '.join(lacking)} go from latents to heads, and its {whose} have no latent"
     gated = all(block.mlp.gated for block in model.blocks)
     if "gate" in train.lora.targets and not gated:
         return "its MLPs have no gate"

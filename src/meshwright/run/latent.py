@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from meshwright.run.linear import matmul
-from meshwright.run.lora.adapters import Adapted, adapters_of, products
+from meshwright.run.lora.adapters import Adapted, AdaptedProducts, adapters_of, products
 from meshwright.run.parts import Norm, Pass, RowLinear, Shared
 from meshwright.run.pieces import Part
 from meshwright.run.rotary import pairs_apart, rotate
@@ -56,6 +56,13 @@ class LatentAttention(nn.Module):
             whole = (spec.heads * spec.head_dim, hidden)
             adapted.append(Adapted("q", f"{at}q_proj", whole, (tp.index * rows, 0), (rows, hidden), 1))
         self.adapters = adapters_of(shared, adapted)
+        self.q_adapters, self.up_adapters = (
+            self._of_heads(target, f"{at}{word}", width, inner) if inner else None
+            for target, word, width, inner in (
+                ("q_up", "q_b_proj", spec.head_dim, spec.q_lora_rank),
+                ("kv_up", "kv_b_proj", self.plain + spec.v_head_dim, spec.kv_lora_rank),
+            )
+        )
         inner = spec.heads * spec.v_head_dim
         self.out = RowLinear(shared, f"{at}{shared.names.out}", inner, hidden, bias=spec.out_bias, target="o")
         self.core = HeadsCore(shared, spec)
@@ -75,15 +82,26 @@ class LatentAttention(nn.Module):
         part = Part(name, shape, (self.shared.tp.index * rows, 0), (slice(None),))
         return self.shared.make(name, (rows, inner), [part])
 
+    def _of_heads(self, target: str, name: str, width: int, inner: int) -> AdaptedProducts | None:
+        """The adapter of a projection from a latent to this rank's heads."""
+        shape, rows = (self.spec.heads * width, inner), self.heads * width
+        return adapters_of(self.shared, [Adapted(target, name, shape, (self.shared.tp.index * rows, 0), (rows, inner))])
+
+    def _from_latent(
+        self, latent: torch.Tensor, weight: torch.Tensor, adapters: AdaptedProducts | None, p: Pass
+    ) -> torch.Tensor:
+        made = matmul(latent, weight, self.shared.low)
+        return made if adapters is None else adapters.add([made], latent, p)[0]
+
     def forward(self, x: torch.Tensor, p: Pass) -> torch.Tensor:
         shared, spec = self.shared, self.spec
         into = [self.down] if self.q_norm is not None else [self.down, self.q]
         down, *queries = products(shared, x, into, self.adapters, p)
         down = down if self.down_bias is None else down + self.down_bias
         *latent, kv = down.split(self.widths, -1)
-        q = matmul(self.q_norm(latent[0]), self.q, shared.low) if latent else queries[0]
+        q = self._from_latent(self.q_norm(latent[0]), self.q, self.q_adapters, p) if latent else queries[0]
         latent, key = kv.split([spec.kv_lora_rank, spec.rope_head_dim], -1)
-        made = matmul(self.kv_norm(latent), self.up, shared.low)
+        made = self._from_latent(self.kv_norm(latent), self.up, self.up_adapters, p)
         # [s, b, heads * width] -> [b, s, heads, width]
         q, made = (y.unflatten(-1, (self.heads, -1)).transpose(0, 1) for y in (q, made))
         q, turned = q.split([self.plain, spec.rope_head_dim], -1)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-LORA_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
+#: The matrices of the usual layers, which ``all`` means, and those that make heads of the latents of latent attention.
+ALL_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
+LORA_TARGETS = (*ALL_TARGETS, "q_up", "kv_up")
 #: Weights of a row that share a scale in these formats; 0: all of the row.
 FROZEN_BLOCKS = {"nf4": 64, "nf4-dq": 64, "int4": 128, "int8": 0}
 
@@ -35,7 +37,7 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True):
 def read_targets(value: str) -> tuple[str, ...] | None:
     """Read targets that are joined by +, or all; None for anything else."""
     if value == "all":
-        return LORA_TARGETS
+        return ALL_TARGETS
     read = tuple(dict.fromkeys(value.lower().split("+")))
     return read if all(t in LORA_TARGETS for t in read) else None
 

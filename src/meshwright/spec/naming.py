@@ -145,7 +145,7 @@ def school(model: Model) -> str:
 def modules(model: Model) -> dict[str, str]:
     """Return the published module of each target of adapters that a model has; targets that are one matrix have
     the same. Of latent attention they are the projections down to the latents (that
-    of keys and values is k's), and the queries' own where they have no latent."""
+    of keys and values is k's), the queries' own where they have no latent, and those from the latents up to heads."""
     n = names(model)
     q, k, v = (n.qkv,) * 3 if n.qkv else ("q_proj", "k_proj", "v_proj")
     latent = next((a for block in model.blocks for a in block.attentions if a.kv_lora_rank), None)
@@ -154,6 +154,8 @@ def modules(model: Model) -> dict[str, str]:
     gate, up = (n.gate_up,) * 2 if n.gate_up else (n.gate, n.up)
     o, down = (n.attention + n.out, n.mlp + n.down) if n.out == n.down else (n.out, n.down)
     said = {"q": q, "k": k, "v": v, "o": o, "gate": gate, "up": up, "down": down}
+    if latent is not None:
+        said |= {"q_up": "q_b_proj" if latent.q_lora_rank else "", "kv_up": "kv_b_proj"}
     return {target: name for target, name in said.items() if name}
 
 

@@ -24,8 +24,9 @@ from meshwright.spec import model as models
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.cluster_check import REACHED_BY
 from meshwright.spec.layers import Moe
+from meshwright.spec.lora import ALL_TARGETS
 from meshwright.spec.model import Model
-from meshwright.spec.workload import DTYPE_BYTES, LORA_TARGETS, Lora, Train
+from meshwright.spec.workload import DTYPE_BYTES, Lora, Train
 from meshwright.validate.software import date_of, evidence_of, software_name, unnamed
 from meshwright.validate.tables import number, whole
 from meshwright.work import REACHED_BYTES
@@ -242,7 +243,7 @@ def _lora(row: dict[str, str], framework: Framework) -> Lora:
         names = (("q",), ("k",), ("v",), ("o",), ("gate", "up", "down"))
         targets = tuple(name for some, on in zip(names, said) if on for name in some)
     elif "all layers" in notes:
-        targets = LORA_TARGETS
+        targets = ALL_TARGETS
     elif "Q and V only" in notes:
         targets = ("q", "v")
     elif "default targets (fused qkv)" in notes:
