@@ -6,7 +6,7 @@ from meshwright.calibrate.rows import asked, measured
 from meshwright.calibrate.tables import TableRow
 from meshwright.cost.fitted import link, profiles
 from meshwright.spec.cluster import load_device
-from meshwright.work import AttentionCore, Gemm
+from meshwright.work import AttentionCore, Gemm, GroupedGemm
 
 SERVE, TRAIN, FUSED = link(serving=True), link(), link(serving=True, fused=True)
 TEXT = {"source": "aiconfigurator", "hardware": "h200_sxm", "backend": "trtllm", "backend_version": "1.3.0rc20"}
@@ -97,3 +97,41 @@ def test_a_product_of_fused_operands_starts_as_one_of_16_bits():
     assert 9e-6 < apart - fused < 11e-6
     wide = Gemm(m=16, n=1280, k=1024)
     assert SERVE(wide, device).seconds == FUSED(wide, device).seconds
+
+
+ENGINE = link(serving=True, fused=True, fastest=True)
+MIXTURE = {"tokens": 64, "hidden": 2880, "ffn": 2880, "experts": 128, "top_k": 4, "tp": 1, "ep": 1, "latency_us": 300.0}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "multiplied", "stored", "curve"),
+    [
+        ("w4a8_mxfp4_mxfp8", "mxfp8", "mxfp4", "mxfp8_mxfp4"),
+        ("w4a16_mxfp4", "bf16", "mxfp4", "mxfp4_wo"),
+        ("int4_wo", "bf16", "int4", "int4_wo"),
+        ("nvfp4", "nvfp4", "", "nvfp4"),
+    ],
+)
+def test_experts_stored_in_fewer_bits_than_their_tokens_have_a_curve_of_both_formats(dtype, multiplied, stored, curve):
+    text = TEXT | {"dtype": dtype, "gated": "True", "distribution": "balanced"}
+    found = measured("ops_moe", TableRow(2, text, dict(MIXTURE)))
+    assert found.dtype == curve and {(k.dtype, k.weights) for k in found.kernels} == {(multiplied, stored)}
+
+
+def experts(rows, dtype, weights=""):
+    return GroupedGemm(groups=min(rows, 128), rows=rows, n=5760, k=2880, dtype=dtype, weights=weights)
+
+
+def test_experts_of_four_bits_run_the_faster_kernel_in_an_engine_and_their_own_in_a_table():
+    b200, few = load_device("b200_sxm"), experts(16, "nvfp4")
+    own, engine = SERVE(few, b200), ENGINE(few, b200)
+    assert " grouped_gemm nvfp4 " in own.source and " grouped_gemm mxfp8_mxfp4 " in engine.source
+    assert engine.seconds < 0.7 * own.seconds
+    assert ENGINE(experts(16, "bf16", "mxfp4"), b200).source == engine.source
+
+
+def test_experts_in_mxfp4_are_priced_by_the_faster_of_two_kernels_of_16_bits_and_others_by_their_nearest():
+    h100, work = load_device("h100_sxm"), experts(16, "bf16", "mxfp4")
+    assert " mxfp4_wo " in SERVE(work, h100).source and " int4_wo " in ENGINE(work, h100).source
+    assert "a100_80gb_sxm grouped_gemm int4_wo" in SERVE(work, load_device("a100_80gb_sxm")).source
+    assert " grouped_gemm bf16 " in SERVE(experts(16, "bf16", "fp8"), h100).source

@@ -86,6 +86,17 @@ def test_experts_whose_ranks_make_up_the_devices_are_split_over_those_of_attenti
         assert (plan.layout.tp, plan.experts.ep) == (tp, int(cells["ep"]))
 
 
+@pytest.mark.parametrize(("model", "hardware", "words"), [
+    ("openai/gpt-oss-120b", "b200_sxm", ("bf16", "", "mxfp4")),
+    ("openai/gpt-oss-20b", "h100_sxm", ("bf16", "", "mxfp4")),
+    ("meta-llama/Llama-3.1-70B", "b200_sxm", ("nvfp4", "", "")),
+    ("meta-llama/Llama-3.1-70B", "h100_sxm", ("bf16", "nvfp4", "")),
+])  # fmt: skip
+def test_four_bits_are_those_that_a_models_configuration_names(model, hardware, words):
+    found = asked(ROW | {"precision": "fp4", "model": model, "hardware": hardware}).plan.precision
+    assert (found.compute, found.weights, found.experts) == words
+
+
 def test_what_a_benchmarks_scripts_say_of_the_engine_is_asked():
     def words(**cells):
         row = (

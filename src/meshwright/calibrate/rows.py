@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from meshwright.calibrate.loads import alpha, busiest
 from meshwright.calibrate.tables import TableRow
-from meshwright.cost.points import BLOCKS, WEIGHT_ONLY
+from meshwright.cost.points import BLOCKS, WEIGHT_ONLY, stored_dtype
 from meshwright.spec.workload import DTYPE_BYTES, WEIGHT_BYTES
 from meshwright.work import AttentionCore, Convolution, Elementwise, Gemm, GroupedGemm, Scan, Work, pairs
 
@@ -138,8 +138,17 @@ def _absorbed(row: TableRow) -> MeasuredWork | None:
     return MeasuredWork("gemm", "bf16", (product,), (), at["latency_us"] * 1e-6, (n, k), engine=True)
 
 
+#: Products of experts whose weights are stored in another format than tokens are multiplied in, as tables name them.
+MIXTURES = {
+    "int4_wo": ("bf16", "int4"),
+    "w4a16_mxfp4": ("bf16", "mxfp4"),
+    "w4a8_mxfp4_mxfp8": ("mxfp8", "mxfp4"),
+}
+
+
 def _moe(row: TableRow) -> MeasuredWork | None:
-    dtype, at = row.text["dtype"], row.number
+    dtype, weights = MIXTURES.get(row.text["dtype"], (row.text["dtype"], ""))
+    at = row.number
     if dtype not in DTYPE_BYTES:
         return None
     tokens, experts, top_k, ep = (int(at[name]) for name in ("tokens", "experts", "top_k", "ep"))
@@ -147,7 +156,13 @@ def _moe(row: TableRow) -> MeasuredWork | None:
     rows, active = busiest(tokens, experts, top_k, ep, alpha(row.text["distribution"]))
     mean = max(1, tokens * top_k // ep)
     up = 2 * ffn if row.text["gated"] == "True" else ffn
-    common = {"groups": max(1, round(active)), "rows": mean, "imbalance": rows / mean, "dtype": dtype}
+    common = {
+        "groups": max(1, round(active)),
+        "rows": mean,
+        "imbalance": rows / mean,
+        "dtype": dtype,
+        "weights": weights,
+    }
     moved = 2.0 * (rows + tokens) * hidden
     joined = moved
     if row.text["backend"] == "sglang":
@@ -162,7 +177,8 @@ def _moe(row: TableRow) -> MeasuredWork | None:
         around += [Elementwise(num_bytes=rows * width * 3.0, fused=True) for width in (hidden, ffn)]
     kernels = (GroupedGemm(n=up, k=hidden, **common), GroupedGemm(n=hidden, k=ffn, **common))
     group = (experts // ep, hidden, ffn)
-    return MeasuredWork("grouped_gemm", dtype, kernels, tuple(around), at["latency_us"] * 1e-6, group)
+    kind = stored_dtype(kernels[0]) if weights else dtype
+    return MeasuredWork("grouped_gemm", kind, kernels, tuple(around), at["latency_us"] * 1e-6, group)
 
 
 #: Scans by chunks that training runs too, and one written for serving alone, which is another curve.

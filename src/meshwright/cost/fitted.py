@@ -66,6 +66,8 @@ KIN = {
     "nvfp4": ("nvfp4", "fp8_block", "fp8"),
     "int8": ("int8", "fp8", "fp8_block"),
 }
+#: The same of experts' weights that are stored in fewer bits than they are multiplied in.
+STORED_KIN = {"mxfp4_wo": ("mxfp4_wo", "int4_wo"), "nvfp4_wo": ("nvfp4_wo", "mxfp4_wo", "int4_wo")}
 #: The same in training, where fp8 has one scale for a whole tensor and nothing to do inside the product: the tables'
 #: fp8 kernel scales every token and reaches half of the peak in large products, where the one that scales blocks
 #: reaches 60% (the H100's medians from 1e12 to 1e13 FLOP are 983 and 1,192 TFLOP/s of 1,979).
@@ -133,8 +135,8 @@ class BoundCurve:
 class Fitted:
     """The link. `serving`: attention also writes new keys and values to a cache. `flash`: the generation of
     FlashAttention that training runs on every device, 0 for the one written for the device's own. `fused`: operands are
-    quantised by the kernel before a product, where the tables' products come after a kernel of its own. `library`: the
-    engine whose kernels serve."""
+    quantised by the kernel before a product, where the tables' products come after a kernel of its own. `fastest`: of
+    kernels for the same products the fastest one runs. `library`: the engine whose kernels serve."""
 
     def __init__(
         self,
@@ -144,11 +146,12 @@ class Fitted:
         serving: bool = False,
         flash: int = 0,
         fused: bool = False,
+        fastest: bool = False,
         library: str = "",
     ):
         self.profiles = profiles
         self.spreads = spreads
-        self._serving, self._library = serving, library
+        self._serving, self._library, self._fastest = serving, library, fastest
         self._fused = fused
         self._flash = flash
         self._curves: dict[tuple[str, tuple[str, ...], str], tuple[BoundCurve, ...]] = {}
@@ -159,13 +162,14 @@ class Fitted:
         if found is None:
             return None
         ops = found.ops or self._core(work, device)
-        key = (device.name, ops, found.dtype)
-        if key not in self._curves:
-            self._curves[key] = self._bound(device, ops, found.dtype)
-        curves = self._curves[key]
+        curves = self._known(device, ops, found.dtype, found.like)
         if not curves:
-            return self._by_roofline(work, device, ops, found.dtype)
+            return self._by_roofline(work, device, ops, found.like or found.dtype)
         answer, curve = joined([one.price(found.x) for one in curves]), curves[0]
+        for other in found.instead if self._fastest else ():
+            kernels = self._known(device, ops, other.dtype)
+            if kernels and kernels[0].owner == curve.owner:
+                answer = min(answer, kernels[0].price(other.x), key=lambda one: one.seconds)
         if getattr(work, "backward", False) and isinstance(work, Scan | Convolution):
             # forwards were measured alone: as many operations and bytes more as the backward has
             return answer._replace(sigma=max(answer.sigma, SCAN_SIGMA), source=answer.source + ", backward by its work")
@@ -176,12 +180,20 @@ class Fitted:
             return answer._replace(seconds=answer.seconds / FIRST_FLASH, source=answer.source + ", as FlashAttention 1")
         return answer
 
-    def _bound(self, device: Device, ops: tuple[str, ...], dtype: str) -> tuple[BoundCurve, ...]:
+    def _known(self, device: Device, ops: tuple[str, ...], dtype: str, like: str = "") -> tuple[BoundCurve, ...]:
+        """The curves that answer for a precision, bound once."""
+        key = (device.name, ops, dtype)
+        if key not in self._curves:
+            self._curves[key] = self._bound(device, ops, dtype, like)
+        return self._curves[key]
+
+    def _bound(self, device: Device, ops: tuple[str, ...], dtype: str, like: str) -> tuple[BoundCurve, ...]:
         """The curves that answer: a device's own, or the nearest one's. None where the roofline is nearer.
 
         Of what engines run on a device none of whose generation was measured, the nearest of each distance answer
         together, as their libraries differ (products of experts' more than devices do: those stay with the nearest)."""
-        kin = (KIN if self._serving else TRAINED).get(dtype, (dtype,))
+        known = KIN if self._serving else TRAINED
+        kin = known.get(dtype, (dtype,)) if not like else STORED_KIN.get(dtype, (dtype,)) + known.get(like, (like,))
         curve = nearest_curve(self, device, ops, dtype, kin=kin)
         if curve is None:
             return ()
@@ -333,6 +345,7 @@ def link(
     serving: bool = False,
     flash: int = 0,
     fused: bool = False,
+    fastest: bool = False,
     folder: Path | None = None,
     without: str = "",
     library: str = "",
@@ -340,14 +353,15 @@ def link(
     """The fitted curves as a link for ``Costs(links=(...,))``.
 
     `serving`: attention also writes a cache (inference engines). `flash`: generation of FlashAttention that training
-    runs on every device (0: the device's own). `fused`: no kernel of its own quantises a product's operands. `folder`:
-    profiles that ``meshwright calibrate --out`` wrote, instead of the catalog's. `without`: a device as if nobody had
-    measured it. `library`: the engine that serves, which may have kernels of its own. Curves in the user's own folder
-    (``calibrate --few``) stand before the catalog's.
+    runs on every device (0: the device's own). `fused`: no kernel of its own quantises a product's operands. `fastest`:
+    of kernels for the same products the fastest one runs, as engines choose by trying. `folder`: profiles that
+    ``meshwright calibrate --out`` wrote, instead of the catalog's. `without`: a device as if nobody had measured it.
+    `library`: the engine that serves, which may have kernels of its own. Curves in the user's own folder (``calibrate
+    --few``) stand before the catalog's.
     """
     known, spreads = profiles(folder, serving=serving)
     if folder is None:
         known = known | measured_few(known)
     if without:
         known, spreads = {n: p for n, p in known.items() if n != without}, spreads.without(without)
-    return Fitted(known, spreads, serving=serving, flash=flash, fused=fused, library=library)
+    return Fitted(known, spreads, serving=serving, flash=flash, fused=fused, fastest=fastest, library=library)

@@ -7,23 +7,33 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from meshwright.spec.workload import DTYPE_BYTES
+from meshwright.spec.workload import DTYPE_BYTES, WEIGHT_BYTES
 from meshwright.work import AttentionCore, Convolution, Gemm, GroupedGemm, Scan, Work, weight_bytes
 
 #: Tables' name for products whose weights alone are stored in so few bits ("weights only").
 WEIGHT_ONLY = "_wo"
 #: Engines that scan prompts of the gated delta rule by FlashInfer's kernel (vLLM 0.24's, as their tables name it).
 FLASHINFER = ("vllm",)
+#: Experts' products of weights in mxfp4 and tokens in mxfp8, one kernel of Blackwell's (TensorRT-LLM's, which vLLM and
+#: SGLang run by FlashInfer). It reads memory twice as fast as the table's kernel for nvfp4 where few tokens come to an
+#: expert; engines choose the faster one of theirs by trying.
+MIXED = "mxfp8_mxfp4"
+#: Products of 16 bits that read four-bit weights, by one kernel (MARLIN) whose format of scales is a parameter: engines
+#: run it for mxfp4 where their own kernel for that is slower.
+MARLIN = "int4_wo"
 #: Engines whose convolution of prompts gives every channel of every sequence to a block of threads.
 BLOCKS = ("trtllm",)
 
 
 class Points(NamedTuple):
-    """A work item as a curve sees it: which kinds of curves may answer, in order, at which point."""
+    """A work item as a curve sees it: which kinds of curves may answer, in order, at which point. Where none is of
+    exactly its precision, those of another one (``like``) may; ``instead`` are other kernels that would compute it."""
 
     ops: tuple[str, ...]
     x: tuple[float, ...]
     dtype: str
+    like: str = ""
+    instead: tuple[Points, ...] = ()
 
 
 def weight_only(stored: str) -> str:
@@ -80,8 +90,20 @@ def _grouped(work: GroupedGemm, serving: bool) -> Points:
         return Points(("gemm",), (work.k, work.n, each, groups, element, work.out_bytes, element), work.dtype)
     if not serving:
         return Points(("gemm",), (each, work.n, work.k, groups, element, work.out_bytes, element), work.dtype)
-    # one kernel of the same shape reads quantised weights; its products are those of the operands' type
-    return Points(("grouped_gemm",), (rows, groups, work.n, work.k, weight_bytes(work), element), work.dtype)
+    size, op = (rows, groups, work.n, work.k), ("grouped_gemm",)
+    own = Points(op, (*size, weight_bytes(work), element), work.dtype)
+    if work.weights:
+        own = own._replace(dtype=stored_dtype(work), like=work.dtype)
+    elif work.dtype != "nvfp4":
+        return own
+    others = {MIXED: (WEIGHT_BYTES["mxfp4"], 1.0)} if "mxfp4" in work.weights or not work.weights else {}
+    others |= {MARLIN: own.x[4:]} if own.dtype == weight_only("mxfp4") else {}
+    return own._replace(instead=tuple(Points(op, (*size, *read), dtype) for dtype, read in others.items()))
+
+
+def stored_dtype(work: GroupedGemm) -> str:
+    """Return the name of the precision of experts' products whose weights are stored in another format."""
+    return weight_only(work.weights) if DTYPE_BYTES[work.dtype] == 2.0 else f"{work.dtype}_{work.weights}"
 
 
 def _attention(work: AttentionCore, serving: bool, ops: tuple[str, ...]) -> Points | None:

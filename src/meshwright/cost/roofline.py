@@ -81,7 +81,7 @@ def streaming_share(device: Device) -> float:
 #: The data type of products of single bits.
 BITS = "int1"
 #: What the matrix units multiply in formats whose values share scales.
-ELEMENTS = {"fp8_row": "fp8", "fp8_block": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
+ELEMENTS = {"fp8_row": "fp8", "fp8_block": "fp8", "mxfp8": "fp8", "mxfp8_mxfp4": "fp8", "nvfp4": "fp4"}
 
 
 def peak_flops(device: Device, dtype: str) -> float:

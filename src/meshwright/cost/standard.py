@@ -49,6 +49,6 @@ BARE = Framework(
 def serving_costs(library: str = "vllm") -> Costs:
     """Costs of serving: attention that also writes the cache, products of experts in one kernel, and the collectives of
     a serving `library` (one-shot all-reduces of small buffers; the fastest kernels for tokens of experts)."""
-    kernels = fitted.link(serving=True, fused=True, library=library)
+    kernels = fitted.link(serving=True, fused=True, fastest=True, library=library)
     links = (measured.price, exchange.served, network.Network(library=library), kernels)
     return Costs(BARE, links, profile="catalog profiles of serving kernels, else roofline")

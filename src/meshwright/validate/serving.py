@@ -38,6 +38,8 @@ from meshwright.validate.tables import number, whole
 PRECISIONS = {"fp8": "fp8", "fp4": "nvfp4", "bf16": "bf16", "fp16": "fp16", "": ""}
 #: The same on devices without units for it: the weights alone are stored so, as engines' kernels of 16 bits read them.
 STORED = {"nvfp4": "bf16 weights=nvfp4", "fp8": "bf16 weights=fp8"}
+#: The same of models that are published so, by the method that their configuration names: which layers it is of.
+PUBLISHED = {("fp4", "mxfp4"): "bf16 expert_weights=mxfp4"}
 #: What an engine is called in tables, and here.
 FAMILIES = (("tensorrt", "trtllm"), ("trtllm", "trtllm"), ("vllm", "vllm"), ("sglang", "sglang"))
 #: What platforms are called that engines for NVIDIA's devices are ported to, by the maker of the device.
@@ -204,6 +206,9 @@ def predicted(
 
 def _precision(row: dict[str, str], cluster: Cluster) -> str:
     """Return the words of a plan for a row's precision on its devices."""
+    published = models.config(row["model"]).get("quantization_config", {}).get("quant_method", "")
+    if (row["precision"], published) in PUBLISHED:
+        return PUBLISHED[row["precision"], published]
     word = PRECISIONS[row["precision"]]
     return word if supports(cluster.islands[0].device, word) else STORED.get(word, word)
 
