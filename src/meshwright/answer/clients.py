@@ -81,14 +81,18 @@ def client_sizes(run: Simulated, model: Model, cluster: Cluster, train: Train, p
     """Times of every client for a step of its device alone, and for messages to the server, beside the first one."""
     count, lowered = plan.layout.dp, run.lowered
     alone = msgspec.structs.replace(plan, layout=msgspec.structs.replace(plan.layout, dp=1), sync=Sync(policy=USUAL))
-    copies = read(plan.sync.policy).copies
+    policy = read(plan.sync.policy)
+    copies = policy.copies
     share = msgspec.structs.replace(train, global_batch=copies * train.global_batch // count)
     islands = [cluster.island_of(rank) for rank in range(count)]
-    steps = {}
+    steps, passes = {}, {}
+    twice = msgspec.structs.replace(share, global_batch=2 * share.global_batch)
     for island in islands:
         if id(island) not in steps:
             one = msgspec.structs.replace(cluster, islands=(island,))
             steps[id(island)] = simulate(alone, model, one, share, costs).step_time_s
+            both = simulate(alone, model, one, twice, costs).step_time_s if policy.rule.passes else 0.0
+            passes[id(island)] = both - steps[id(island)]
     binder, down, up, moved = Binder(lowered.stages, lowered.mesh), 0.0, 0, 0
     for composition in lowered.stages.compositions:
         for units in composition.segments:
@@ -116,6 +120,7 @@ def client_sizes(run: Simulated, model: Model, cluster: Cluster, train: Train, p
 
     return ClientSizes(
         step_s=tuple(steps[id(island)] for island in islands),
+        pass_s=tuple(passes[id(island)] for island in islands) if policy.rule.passes else (),
         down_s=tuple(sending_s(rank, down) for rank in range(count)),
         up_s=tuple(sending_s(rank, up) for rank in range(count)),
         down_bytes=int(down),

@@ -146,6 +146,8 @@ def _remembered_bytes(plan: Plan, train: Train, params: Params) -> float:
             code = codec(f.codec)
             if f.due == EVERY:
                 out += kept_values(f) * f.num_bytes / f.shard.size
+            if f.served and policy.rule.passes:  # the direction, a gradient, and the point before the last
+                out += 3 * f.num_bytes
             if f.what == MOMENTS and policy.scaling is not None:  # no optimizer's: the scales of local steps
                 out += f.num_bytes / f.shard.size
             if f.update == REFERENCE:  # a rank's gradient there, the sum, the point, and where a step goes from

@@ -11,8 +11,9 @@ import torch
 
 from meshwright.run.codecs import on_tensors
 from meshwright.run.coded_parts import CodedParts
+from meshwright.run.corrected import CorrectedSteps
 from meshwright.run.data import Batch, Corpus
-from meshwright.run.mail import ASK, CHANGED, LEFT, STOP, TRAIN, Gone, Letter, Post
+from meshwright.run.mail import ANCHOR, ASK, CHANGED, DIRECTION, LEFT, STOP, TRAIN, Gone, Letter, Post
 from meshwright.run.trainer import StepResult, Trainer
 from meshwright.sync.codecs import codec
 from meshwright.sync.fragments import PARAMETERS, Fragment
@@ -110,6 +111,7 @@ class ClientLoop:
         self.client, self.trainer, self.flat, self.corpus, self.world = client, trainer, flat, corpus, world
         self.up, self.inbox, self.mu = up, inbox, mu
         self.begun: torch.Tensor | None = None
+        self.corrected = CorrectedSteps(trainer, flat)
         #: The parts of a batch that this client computes of a task, where several compute each.
         self.parts: CodedParts | None = None
         self.step_s: list[float] = []  # of its own device, without what its slowness adds
@@ -119,8 +121,9 @@ class ClientLoop:
     def run(self) -> None:
         """Do all tasks."""
         letter = self._next()
+        acts = {TRAIN: self._task, ANCHOR: self._anchor, DIRECTION: self._directed}
         while letter.kind != STOP:
-            letter = self._task(letter) if letter.kind == TRAIN else self._next()
+            letter = acts[letter.kind](letter) if letter.kind in acts else self._next()
         self.up.send(Letter(STOP, self.client))
 
     def _next(self) -> Letter:
@@ -155,9 +158,42 @@ class ClientLoop:
                 return letter
             asked = letter if letter.task == said.task else None
         self.trainer.settle()
+        self.corrected.end()
         body = flat.encoded(flat.values() - self.begun, self.client, said.task)
         self.up.send(Letter(CHANGED, self.client, said.task, len(losses), fmean(losses), body))
         return self._next()
+
+    def _directed(self, said: Letter) -> Letter:
+        """Keep the direction that the next task's steps begin along."""
+        self.corrected.begin(self.flat.of_bytes(said.body))
+        return self._next()
+
+    def _anchor(self, said: Letter) -> Letter:
+        """Send the mean gradient of so many passes at the server's model, unless another letter ends it before."""
+        flat, losses = self.flat, []
+        flat.take(flat.of_bytes(said.body))
+        self.trainer.publish()
+        slowdown = self.world.slowdown(self.client, said.task)
+        if self.world.drops(self.client, said.task):
+            self.up.send(Letter(LEFT, self.client, said.task))
+            return self._next()
+        total = torch.zeros_like(flat.values())
+        for number in range(said.steps):
+            begun = time.perf_counter()
+            loss, gradient = self.corrected.gradient(self._batch(said.task * said.steps + number))
+            total += gradient
+            losses.append(loss)
+            self._took(begun, slowdown)
+        body = flat.encoded(total / said.steps, self.client, said.task)
+        self.up.send(Letter(CHANGED, self.client, said.task, 1, fmean(losses), body))
+        return self._next()
+
+    def _took(self, begun: float, slowdown: float, passes: int = 1) -> None:
+        """Note the seconds of a step's passes, and take as many more as a slow client does."""
+        took = time.perf_counter() - begun
+        self.step_s.append(took / passes)
+        if slowdown > 1:
+            time.sleep((slowdown - 1) * took)
 
     def _interrupted(self, said: Letter) -> Letter | None:
         """A letter that ends the task, if one is here."""
@@ -171,11 +207,9 @@ class ClientLoop:
         begun = time.perf_counter()
         parts = self.parts
         batch = self._batch(self.trainer.step_count) if parts is None else parts.batch(self.corpus, task)
-        result = self.trainer.step(batch)
-        took = time.perf_counter() - begun
-        self.step_s.append(took)
-        if slowdown > 1:
-            time.sleep((slowdown - 1) * took)
+        corrected = self.corrected.directed
+        result = self.corrected.step(batch) if corrected else self.trainer.step(batch)
+        self._took(begun, slowdown, 2 if corrected else 1)
         return result
 
     def _pull(self) -> None:

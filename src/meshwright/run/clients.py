@@ -31,12 +31,38 @@ from meshwright.run.coded_parts import CodedParts
 from meshwright.run.data import MixedText
 from meshwright.run.job import Job, RunSummary
 from meshwright.run.loop import open_corpus
-from meshwright.run.mail import ASK, CHANGED, EXPECT, LEFT, NEAR, STOP, SUMMED, TRAIN, Gone, Letter, Post
+from meshwright.run.mail import (
+    ANCHOR,
+    ASK,
+    CHANGED,
+    DIRECTION,
+    EXPECT,
+    LEFT,
+    NEAR,
+    STOP,
+    SUMMED,
+    TRAIN,
+    Gone,
+    Letter,
+    Post,
+)
 from meshwright.run.metrics import METRICS, Metrics
 from meshwright.run.trainer import Trainer
 from meshwright.run.world import World
 from meshwright.simulate.clients import ClientSizes, Version, simulate_clients
-from meshwright.sync.clients import Answered, Ask, Begun, ClientDecision, ClientEvent, Left, Merge, TrainOn, Wake, Woken
+from meshwright.sync.clients import (
+    Answered,
+    Ask,
+    Begun,
+    ClientDecision,
+    ClientEvent,
+    Keep,
+    Left,
+    Merge,
+    TrainOn,
+    Wake,
+    Woken,
+)
 from meshwright.sync.policy import read
 from meshwright.timeline import Timeline
 from meshwright.world.crowd import Crowd
@@ -69,6 +95,8 @@ class ServerLoop:
         self.num_steps, self.metrics = num_steps, metrics
         self.model = flat.values()
         self.given: dict[int, Given] = {}
+        #: The gradient that each client sent last as an anchor.
+        self.kept: dict[int, torch.Tensor] = {}
         self.arrived: dict[tuple[int, int], tuple[Letter, Given]] = {}
         self.wakes: list[tuple[float, int]] = []
         self.near: dict[int, list[Letter]] = defaultdict(list)
@@ -115,20 +143,37 @@ class ServerLoop:
 
     def _do(self, decision: ClientDecision) -> None:
         match decision:
-            case TrainOn(client=client, task=task, steps=steps, hold=hold):
+            case TrainOn(client=client, task=task):
                 self.given[client] = Given(task, len(self.versions), self.model, self.now_s())
-                begun = time.perf_counter()
+                if decision.directed:
+                    self._send(Letter(DIRECTION, client, task, body=self.flat.as_bytes(self._direction())))
                 body = self.flat.as_bytes(self.model)
-                self.down[client].send(Letter(TRAIN, client, task, steps, float(hold), body))
-                self.down_bytes += len(body)
-                if client:
-                    self.sent_s.append(time.perf_counter() - begun)
+                if decision.anchor:
+                    self._send(Letter(ANCHOR, client, task, decision.passes, body=body))
+                else:
+                    self._send(Letter(TRAIN, client, task, decision.steps, float(decision.hold), body))
             case Ask(client=client):
                 self.down[client].send(Letter(ASK, client, self.given[client].task))
             case Merge():
                 self._merge(decision)
+            case Keep(parts=parts):
+                for part in parts:
+                    letter, _ = self.arrived.pop((part.client, part.task))
+                    self.kept[part.client] = self.flat.decoded(letter.body, part.client, part.task)
             case Wake(mark=mark, at_s=at_s):
                 self.wakes = sorted([*self.wakes, (at_s, mark)])
+
+    def _send(self, letter: Letter) -> None:
+        """Send bytes to a client, and note how many and how long."""
+        begun = time.perf_counter()
+        self.down[letter.client].send(letter)
+        self.down_bytes += len(letter.body)
+        if letter.client:
+            self.sent_s.append(time.perf_counter() - begun)
+
+    def _direction(self) -> torch.Tensor:
+        """The mean of the gradients that anchors sent last."""
+        return torch.stack(list(self.kept.values())).mean(0) if self.kept else torch.zeros_like(self.model)
 
     def _next(self) -> ClientEvent:
         """The next event that the decider is told: a letter, or that it is time."""
@@ -365,6 +410,7 @@ def simulated_again(job: Job, server: ServerLoop, found: list[tuple[float, int]]
     up_bytes, tree = sum(server.flat.wire_bytes), server.tree
     sizes = ClientSizes(
         step_s=tuple(step_s or usual for step_s, _ in found),
+        pass_s=tuple(step_s or usual for step_s, _ in found),
         down_s=(0.0, *([sent] * (count - 1))),
         up_s=(0.0, *([sent * up_bytes / server.flat.model_bytes] * (count - 1))),
         down_bytes=server.flat.model_bytes,

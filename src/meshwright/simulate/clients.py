@@ -21,6 +21,7 @@ from meshwright.sync.clients import (
     Begun,
     ClientDecision,
     ClientEvent,
+    Keep,
     Left,
     Merge,
     TrainOn,
@@ -37,13 +38,15 @@ HOPELESS = 1000
 class ClientSizes(msgspec.Struct, frozen=True, kw_only=True):
     """Times of clients and their server: seconds of a step of each client, ``down_s`` and ``up_s`` of its messages and
     their bytes, and ``merge_s`` for each answer in a version. ``tree`` clients side by side send to an aggregator
-    beside the first of them, in ``near_s``, and it sends one sum, as large as the model; 1: there are none."""
+    beside the first of them, in ``near_s``, and it sends one sum, as large as the model; 1: there are none. A step of
+    more than one pass is longer by ``pass_s`` for each."""
 
     step_s: tuple[float, ...]
     down_s: tuple[float, ...]
     up_s: tuple[float, ...]
     down_bytes: int
     up_bytes: int
+    pass_s: tuple[float, ...] = ()
     merge_s: float = 0.0
     tree: int = 1
     near_s: tuple[float, ...] = ()
@@ -189,6 +192,10 @@ class _Clock:
                 self._ask(client)
             case Merge():
                 self._merge(decision)
+            case Keep(parts=parts):
+                self.server_free_s = max(self.server_free_s, self.now_s) + self.sizes.merge_s * len(parts)
+                for part in parts:
+                    del self.arrived[part.client, part.task]
             case Wake(mark=mark, at_s=at_s):
                 self._at(at_s, lambda now_s: Woken(mark, now_s))
 
@@ -200,10 +207,12 @@ class _Clock:
             self._count(client, before, self.now_s)
         ready = max(self.now_s, self.server_free_s)
         starts = max(ready, self.down_free_s)
-        self.down_free_s = starts + sizes.down_s[client]
-        here = starts + sizes.down_s[client] * max(1.0, self.world.sending(client))
-        self.bytes[0] += sizes.down_bytes
-        step_s = sizes.step_s[client] * self.world.slowdown(client, said.task)
+        sent = 2 if said.directed else 1
+        self.down_free_s = starts + sent * sizes.down_s[client]
+        here = starts + sent * sizes.down_s[client] * max(1.0, self.world.sending(client))
+        self.bytes[0] += sent * sizes.down_bytes
+        more = (said.passes - 1) * sizes.pass_s[client] if said.passes > 1 else 0.0
+        step_s = (sizes.step_s[client] + more) * self.world.slowdown(client, said.task)
         task = _Task(said, len(self.versions), self.now_s, max(here, self.free_s[client]), step_s)
         task.leaves = self.world.drops(client, said.task)
         self.tasks[client] = task

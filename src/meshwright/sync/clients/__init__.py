@@ -2,8 +2,8 @@
 
 Clients take steps of their own on the server's model, and send what changed. A decider is told what happened
 (:class:`Answered`, :class:`Left`, :class:`Woken`) and answers with what to do (:class:`TrainOn`, :class:`Ask`,
-:class:`Merge`, :class:`Wake`). It has no clock: events carry their time. ``simulate/clients.py`` drives one on a
-virtual clock with predicted times, ``run/clients.py`` with real processes.
+:class:`Merge`, :class:`Keep`, :class:`Wake`). It has no clock: events carry their time. ``simulate/clients.py`` drives
+one on a virtual clock with predicted times, ``run/clients.py`` with real processes.
 """
 
 from __future__ import annotations
@@ -47,12 +47,17 @@ class Woken(msgspec.Struct, frozen=True, tag=True):
 
 class TrainOn(msgspec.Struct, frozen=True, tag=True):
     """A client takes the model as it now is, and ``steps`` of its own with it, in place of what it still did; then it
-    sends what changed, or ``hold`` s it until it is asked. ``task`` numbers it."""
+    sends what changed, or ``hold`` s it until it is asked. ``task`` numbers it. A step is of so many ``passes`` over
+    its share of a batch. An ``anchor`` takes none: it sends the mean gradient of its passes. Steps of a ``directed``
+    task begin along the server's direction, which goes to the client with the model."""
 
     client: int
     task: int
     steps: int
     hold: bool = False
+    passes: int = 1
+    anchor: bool = False
+    directed: bool = False
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True):
@@ -79,6 +84,13 @@ class Merge(msgspec.Struct, frozen=True, tag=True):
     steps: int = 0
 
 
+class Keep(msgspec.Struct, frozen=True, tag=True):
+    """The gradients of some anchors take the place of those that they sent before, in the mean over all clients that is
+    the server's direction."""
+
+    parts: tuple[Portion, ...]
+
+
 class Wake(msgspec.Struct, frozen=True, tag=True):
     """The decider wants to be told when it is ``at_s``."""
 
@@ -87,7 +99,7 @@ class Wake(msgspec.Struct, frozen=True, tag=True):
 
 
 ClientEvent = Begun | Answered | Left | Woken
-ClientDecision = TrainOn | Ask | Merge | Wake
+ClientDecision = TrainOn | Ask | Merge | Keep | Wake
 
 
 def sampled(num_clients: int, count: int, seed: int, number: int) -> tuple[int, ...]:

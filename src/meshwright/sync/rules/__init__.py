@@ -39,6 +39,7 @@ MODULES = [
     "meshwright.sync.rules.late",
     "meshwright.sync.rules.clients",
     "meshwright.sync.rules.coding",
+    "meshwright.sync.rules.anchors",
     "meshwright.sync.rules.gossip",
     "meshwright.sync.rules.dedloc",
 ]
@@ -57,6 +58,7 @@ class SyncRule(msgspec.Struct, frozen=True, kw_only=True):
     are exchanged apart from matrices. ``wrong`` gives what of a plan on a cluster the rule cannot do. ``decider``:
     replicas are clients of a server, for which it makes a decider from the values of the options and the number of
     clients. ``copies``: how many of them compute each part of a batch, in the code of ``sync/clients/coded.py``.
+    ``passes``: some steps of clients have more than one pass.
     ``opens``: what the rule may leave to a prediction, and words that say it; of a rule that does, one such plan is
     ``undecided``. ``usual``: the values that options of its codec, combine and graph have where nothing is said and
     theirs are others, by name.
@@ -76,6 +78,7 @@ class SyncRule(msgspec.Struct, frozen=True, kw_only=True):
     vectors_apart: bool = False
     decider: Callable[[dict[str, Any], int], Decider] | None = None
     copies: Callable[[dict[str, Any]], int] | None = None
+    passes: bool = False
     opens: tuple[str, str] | None = None
     usual: dict[str, Any] = {}
 
