@@ -235,7 +235,7 @@ def _job(given: RunOptions, numbers: dict[str, Any], precision: str, predicted: 
     if not given.tokenizer and given.weights and (Path(given.weights) / "tokenizer.json").is_file():
         words = given.weights  # what the weights were trained on
     if not launched():
-        corpus = str(data.build(given.data, tokenizer.load(words), data.cache_folder()))
+        corpus = str(data.build(given.data, tokenizer.load(words), data.cache_folder(), say=note))
         text = data.load(
             Path(corpus),
             train,

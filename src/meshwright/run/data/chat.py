@@ -107,14 +107,17 @@ def _folder(tokenizer: Tokenizer) -> Path:
     )
 
 
-def encoded(found: list[TextFile], tokenizer: Tokenizer) -> Iterator[tuple[NDArray[np.uint32], NDArray[np.bool_]]]:
-    """Ids of every conversation, with whether each is learnt.
+def encoded(
+    found: list[TextFile], tokenizer: Tokenizer, *, first: int = 0
+) -> Iterator[tuple[NDArray[np.uint32], NDArray[np.bool_]]]:
+    """Ids of every conversation from that number `first` on, with whether each is learnt.
 
     Raises:
         MeshwrightError: D001, D003 for what cannot be read; D008 without a template.
     """
     template = Template(_folder(tokenizer))
-    said = (template.conversation(messages, place) for source in found for place, messages in values(source))
+    rest = islice(((place, messages) for source in found for place, messages in values(source)), first, None)
+    said = (template.conversation(messages, place) for place, messages in rest)
     for some in _in_groups(said):
         for one, (ids, offsets) in zip(some, tokenizer.spans([one.text for one in some]), strict=True):
             learnt = np.zeros(len(ids), np.bool_)

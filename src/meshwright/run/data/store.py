@@ -6,7 +6,9 @@ import hashlib
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 
 from meshwright.errors import MeshwrightError
 from meshwright.run.data import chat, documents, indexed, named, nanotron
+from meshwright.run.data.growing import BUILDING, GROWING, LOCK, NOTE, Growing, alone, sweep
 from meshwright.run.data.tokenizer import Tokenizer
 
 #: Of the files of a tokenised corpus; part of its key, so that another version builds another.
@@ -59,11 +62,16 @@ class MixtureMeta(msgspec.Struct, frozen=True, kw_only=True):
     sources: tuple[MixedCorpus, ...]
 
 
-def build(name: str, tokenizer: Tokenizer, cache: Path) -> Path:
+def silent(line: str) -> None:
+    """Say nothing."""
+
+
+def build(name: str, tokenizer: Tokenizer, cache: Path, *, say: Callable[[str], None] = silent) -> Path:
     """The folder of the tokenised corpus of `name` in `cache`: built when it is not there whole, else left alone.
 
     The key is the contents of the files and the tokenizer; tokens that are there already (:mod:`.indexed`) stay where
-    they are. A folder appears whole or not at all, so that processes may build at the same time.
+    they are. A folder appears whole or not at all. Text is tokenised as it is read, and a build that was killed goes on
+    (:mod:`.growing`); `say` is told how far it is.
 
     Raises:
         MeshwrightError: D001, D002, D003, D007 for what cannot be read; D009 for a mixture that is none; X104 when the
@@ -73,42 +81,73 @@ def build(name: str, tokenizer: Tokenizer, cache: Path) -> Path:
     there = [] if mixed else _tokens(name)
     if mixed:
         built = [
-            MixedCorpus(name=one.name, folder=build(one.name, tokenizer, cache).name, share=one.share) for one in mixed
+            MixedCorpus(name=one.name, folder=build(one.name, tokenizer, cache, say=say).name, share=one.share)
+            for one in mixed
         ]
         said = msgspec.json.encode(MixtureMeta(sources=tuple(built)))
         write, key = partial(_write_mixture, said=said), f"mixture {said.decode()} {FORMAT_VERSION}"
     elif there:
         write, key = partial(_write_ready, there=there), f"indexed {_digest_of(there)} {FORMAT_VERSION}"
     else:
-        found = documents.files(name)
-        key = f"{documents.digest(found)} {tokenizer.identity} {FORMAT_VERSION}"
-        write = partial(_write, found=found, tokenizer=tokenizer)
-        if talks := chat.chats(found):
-            key += f" {chat.layout(tokenizer)}"
-            write = partial(_write_chats, found=talks, tokenizer=tokenizer)
+        return _grown(documents.files(name), tokenizer, cache, say)
     folder = cache / _short(key)
     if whole(folder):
         return folder
     temporary = None
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=cache, prefix=".building-"))
+        temporary = Path(tempfile.mkdtemp(dir=cache, prefix=BUILDING))
         write(temporary)
-        if folder.exists() and not whole(folder):  # cut short by a full disk or a hand
-            shutil.rmtree(folder)
-        temporary.rename(folder)
+        _put(temporary, folder)
     except OSError as error:
         if not whole(folder):  # else another process was first
-            raise MeshwrightError.one(
-                "X104",
-                f"cannot write the tokenised corpus: {error.strerror or error}",
-                place=str(cache),
-                help="set XDG_CACHE_HOME to a folder that may be written to and has room",
-            ) from None
+            raise _unwritten(error, cache) from None
     finally:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
     return folder
+
+
+def _grown(found: list[documents.TextFile], tokenizer: Tokenizer, cache: Path, say: Callable[[str], None]) -> Path:
+    """The folder of some text's tokens."""
+    key, talks = f"{documents.digest(found)} {tokenizer.identity} {FORMAT_VERSION}", chat.chats(found)
+    key += f" {chat.layout(tokenizer)}" if talks else ""
+    folder, growing = cache / _short(key), cache / f"{GROWING}{_short(key)}"
+    if whole(folder):
+        return folder
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        sweep(cache)
+        with alone(growing, lambda: whole(folder), say) as mine:
+            if mine:
+                _write(growing, talks or found, tokenizer, say, chats=bool(talks))
+                _put(growing, folder)
+                for name in (LOCK, NOTE):
+                    (folder / name).unlink(missing_ok=True)
+    except OSError as error:
+        shutil.rmtree(growing, ignore_errors=True)
+        if not whole(folder):
+            raise _unwritten(error, cache) from None
+    except MeshwrightError:  # text that is mended is another text
+        shutil.rmtree(growing, ignore_errors=True)
+        raise
+    return folder
+
+
+def _put(temporary: Path, folder: Path) -> None:
+    """Let what is whole take its place."""
+    if folder.exists() and not whole(folder):  # cut short by a full disk or a hand
+        shutil.rmtree(folder)
+    temporary.rename(folder)
+
+
+def _unwritten(error: OSError, cache: Path) -> MeshwrightError:
+    return MeshwrightError.one(
+        "X104",
+        f"cannot write the tokenised corpus: {error.strerror or error}",
+        place=str(cache),
+        help="set XDG_CACHE_HOME to a folder that may be written to and has room",
+    )
 
 
 def digest(name: str) -> str:
@@ -193,46 +232,40 @@ def _write_header(folder: Path, ready: indexed.IndexedTokens) -> None:
     _write_about(folder, ready.starts, meta)
 
 
-def _write_chats(folder: Path, found: list[documents.TextFile], tokenizer: Tokenizer) -> None:
-    width = 2 if tokenizer.num_tokens <= 1 << 16 else 4
-    kind, count, largest, starts = np.dtype(f"<u{width}"), 0, tokenizer.end, []
-    with (folder / TOKENS).open("wb") as file, (folder / LEARNT).open("wb") as marks:
-        for ids, learnt in chat.encoded(found, tokenizer):
-            starts.append(count)
-            file.write(np.append(ids, tokenizer.end).astype(kind).tobytes())
-            marks.write(np.append(learnt, False).astype(np.uint8).tobytes())
-            count, largest = count + len(ids) + 1, max(largest, int(ids.max(initial=0)))
-        _flush(file)
-        _flush(marks)
-    meta = CorpusMeta(num_tokens=count, num_documents=len(starts), largest=largest, width=width, chats=True)
-    _write_about(folder, np.array(starts, np.int64), meta)
-
-
 def _write_about(folder: Path, starts: NDArray[np.int64], meta: CorpusMeta) -> None:
-    for name, data in ((STARTS, starts.astype("<i8").tobytes()), (META, msgspec.json.encode(meta))):
-        with (folder / name).open("wb") as file:
-            file.write(data)
-            _flush(file)
-
-
-def _write(folder: Path, found: list[documents.TextFile], tokenizer: Tokenizer) -> None:
-    width = 2 if tokenizer.num_tokens <= 1 << 16 else 4
-    kind, end = np.dtype(f"<u{width}"), np.array([tokenizer.end])
-    count, largest, starts = 0, 0, []
-    with (folder / TOKENS).open("wb") as file:
-        for document in tokenizer.encode(documents.documents(found)):
-            before = count
-            for ids in document:
-                if len(ids):
-                    file.write(ids.astype(kind).tobytes())
-                    count, largest = count + len(ids), max(largest, int(ids.max()))
-            if count > before:  # an empty document is none
-                starts.append(before)
-                file.write(end.astype(kind).tobytes())
-                count, largest = count + 1, max(largest, tokenizer.end)
+    with (folder / STARTS).open("wb") as file:
+        file.write(starts.astype("<i8").tobytes())
         _flush(file)
-    meta = CorpusMeta(num_tokens=count, num_documents=len(starts), largest=largest, width=width)
-    _write_about(folder, np.array(starts, np.int64), meta)
+    _write_meta(folder, meta)
+
+
+def _write_meta(folder: Path, meta: CorpusMeta) -> None:
+    with (folder / META).open("wb") as file:
+        file.write(msgspec.json.encode(meta))
+        _flush(file)
+
+
+def _write(
+    folder: Path, found: list[documents.TextFile], tokenizer: Tokenizer, say: Callable[[str], None], *, chats: bool
+) -> None:
+    """Tokenise some text, from where a build before this one was to its end."""
+    width = 2 if tokenizer.num_tokens <= 1 << 16 else 4
+    to = Growing(folder, (TOKENS, STARTS, LEARNT), width, chats=chats, say=say)
+    try:
+        if chats:
+            for ids, learnt in chat.encoded(found, tokenizer, first=to.note.read):
+                to.add(iter([ids]), tokenizer.end, learnt)
+        else:
+            for document in tokenizer.encode(islice(documents.documents(found), to.note.read, None)):
+                to.add(document, tokenizer.end)
+    except KeyboardInterrupt:
+        to.keep()
+        raise
+    finally:
+        to.close()
+    made = to.note
+    numbers = {"num_tokens": made.tokens, "num_documents": made.documents, "largest": made.largest}
+    _write_meta(folder, CorpusMeta(**numbers, width=width, chats=chats))
 
 
 def _flush(file: Any) -> None:
