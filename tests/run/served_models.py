@@ -47,15 +47,15 @@ def prompts() -> list[list[int]]:
     return [*found, [*found[2][:12], 4, 5]]
 
 
-def published(family: str, folder: Path) -> torch.nn.Module:
-    """A random model in float64, written to a folder. Its tables end no answer."""
+def published(family: str, folder: Path, **more: int) -> torch.nn.Module:
+    """A random model in float64, written to a folder, with `more` in its configuration. Its tables end no answer."""
     import transformers
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.manual_seed(0)
     said = {"eos_token_id": None, "bos_token_id": None, "pad_token_id": None}
-    config = transformers.AutoConfig.for_model(family, **FAMILIES[family], **said)
+    config = transformers.AutoConfig.for_model(family, **FAMILIES[family] | more, **said)
     net = transformers.AutoModelForCausalLM.from_config(config, experts_implementation="eager").double().eval()
     net.save_pretrained(folder)
     return net

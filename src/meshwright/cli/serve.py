@@ -193,8 +193,9 @@ def _read(given: ServeOptions, wrong: list[Diagnostic]) -> tuple[EngineSpec, Ser
     laid_out = read(lambda: plan.parse(planned), None)
     words = read(lambda: engine_words(question.serve, base=question.base), EngineWords())
     if not wrong and model is not None and laid_out is not None:
-        wrong += refused(one_replica(laid_out), model, words)
-        count = 1 if laid_out.several else max(1, laid_out.layout.dp)
+        chained = words.peers is not None
+        wrong += refused(laid_out if chained else one_replica(laid_out), model, words)
+        count = 1 if laid_out.several or chained else max(1, laid_out.layout.dp)
         read(lambda: serving.get("routing", words.routing), None)
     limits, keys = _limits(given, words.max_batch, wrong), _keys(given, wrong)
     for option, known in (("device", DEVICES), ("dtype", DTYPES), ("tool_parser", (*PARSERS,))):

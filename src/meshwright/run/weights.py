@@ -41,9 +41,10 @@ _COMPUTED = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|attn\.(masked_)?bias|atten
 
 
 def load_weights(
-    path: str | Path, pieces: Sequence[TensorPiece], model: Model, group: AxisGroup, *, device=CPU
+    path: str | Path, pieces: Sequence[TensorPiece], model: Model, group: AxisGroup, *, device=CPU, partly=False
 ) -> None:
-    """Fill the parameters among `pieces` from published weights; collective.
+    """Fill the parameters among `pieces` from published weights; collective. Where the group has the model `partly`,
+    others have what it leaves.
 
     Values are converted to the pieces' types. A head that is tied to the embedding may be in the files or not.
 
@@ -56,7 +57,7 @@ def load_weights(
     wrong: Sequence[Diagnostic] = ()
     sources = {}
     try:
-        sources, wrong = matched(open_weights(Path(path), wanted), wanted, model, str(path))
+        sources, wrong = matched(open_weights(Path(path), wanted), wanted, model, str(path), partly=partly)
     except MeshwrightError as error:
         wrong = error.diagnostics
     agree(group, wrong, device)
@@ -170,9 +171,14 @@ def _flat(opened: Any, name: str) -> torch.Tensor:
 
 
 def matched(
-    there: Mapping[str, Source], wanted: Mapping[str, tuple[int, ...]], model: Model, place: str
+    there: Mapping[str, Source],
+    wanted: Mapping[str, tuple[int, ...]],
+    model: Model,
+    place: str,
+    *,
+    partly: bool = False,
 ) -> tuple[dict[str, Source], list[Diagnostic]]:
-    """The source of every tensor that is wanted, and H007 when they do not fit."""
+    """The source of every tensor that is wanted, and H007 when they do not fit; `partly`: others may be left."""
     names = {name: _name_there(name, there) for name in wanted}
     lost = sorted(name for name, found in names.items() if found is None)
     bent = [
@@ -181,11 +187,8 @@ def matched(
         if found is not None and there[found].block.shape != wanted[name]
     ]
     used = set(names.values())
-    idle = sorted(
-        name
-        for name in there
-        if name not in used and not _COMPUTED.fullmatch(name) and not (model.tied_embeddings and _is_head(name))
-    )
+    spare = [] if partly else [name for name in there if name not in used and not _COMPUTED.fullmatch(name)]
+    idle = sorted(name for name in spare if not (model.tied_embeddings and _is_head(name)))
     wrong = [
         Diagnostic(code="H007", message=f"{what}: {', '.join(some(found))}", place=place)
         for what, found in (

@@ -31,8 +31,9 @@ from meshwright.run.serve.executor import LocalExecutor
 from meshwright.run.serve.forward import ServedLayers
 from meshwright.run.serve.halves import DecodeEngine, PrefillEngine
 from meshwright.run.serve.kv_sent import joined
+from meshwright.run.serve.peers import PeerExecutor, peers_of
 from meshwright.run.serve.ranks import PATIENCE_S, RankedExecutor, RankProcesses, follow
-from meshwright.run.serve.refused import of_adapters, refused
+from meshwright.run.serve.refused import of_adapters, one_replica, refused
 from meshwright.run.settings import DTYPES
 from meshwright.run.world import World
 from meshwright.serving.adapters import AdapterRules
@@ -77,6 +78,8 @@ def engine(
     kind = DTYPES[dtype or plan.pools[0].plan.precision.compute or published_type(folder)]
     if plan.several:
         return _divided(folder, plan, words, model, kind, torch.device(device).type, named)
+    if words.peers is not None:
+        return _chained(folder, plan, words, model, kind, torch.device(device))
     if plan.layout.num_ranks == 1:
         return _alone(folder, plan, words, model, kind, torch.device(device), named)
     device_type = torch.device(device).type
@@ -105,6 +108,18 @@ def _alone(
     if adapters:
         layers.adapt(tuple(adapters.values()))
     return led(LocalExecutor(layers), folder, words, kind, adapters)
+
+
+def _chained(
+    folder: Path, plan: Plan, words: EngineWords, model: Model, kind: torch.dtype, device: torch.device
+) -> TorchEngine:
+    """Return the engine of the client of peers, as many as the plan has replicas: it has the model's ends."""
+    count, plan = plan.layout.dp, served_plan(one_replica(plan))
+    layers = ServedLayers(model, plan, mesh.alone(device=device), dtype=kind, layers=())
+    layers.load(folder)
+    executor = peers_of(layers, folder, plan, words, count, memory_share(words, device) * free_bytes(device))
+    drafter = NgramDrafter() if words.draft else None
+    return engine_on(executor, words, executor.said.room.blocks, folder, drafter)
 
 
 def led(
@@ -233,7 +248,7 @@ def placed(plan: Plan) -> Plan:
 
 
 def engine_on(
-    executor: LocalExecutor | RankedExecutor,
+    executor: LocalExecutor | RankedExecutor | PeerExecutor,
     words: EngineWords,
     blocks: int,
     folder: Path,
@@ -301,15 +316,18 @@ def num_blocks(words: EngineWords, model: Model, held: Sequence[ServedLayers], r
     wanted = words.max_batch * -(-longest // words.block)
     device = held[0].mesh.device
     each += each // max(1, len(held[0].cores)) if ranks > 1 else 0
-    on_host, share = device.type == "cpu", words.memory
-    if on_host and share == EngineWords().memory:
-        share = HOST_SHARE
-    free = share * free_bytes(device) / (ranks if on_host else 1)
+    free = memory_share(words, device) * free_bytes(device) / (ranks if device.type == "cpu" else 1)
     found = min(wanted, int(free) // each)
     if found < 1:
         help = "say kv_blocks=, or a smaller model"
         raise MeshwrightError.one("W012", "no cache block has room beside the weights", place="--serve", help=help)
     return found
+
+
+def memory_share(words: EngineWords, device: torch.device) -> float:
+    """Return the share of a device's free memory that the cache may take."""
+    unsaid = words.memory == EngineWords().memory
+    return HOST_SHARE if device.type == "cpu" and unsaid else words.memory
 
 
 def free_bytes(device: torch.device) -> int:

@@ -34,9 +34,21 @@ from meshwright.spec.model import Model
 
 
 class ServedLayers:
-    """The layers of a model on one rank of a serving plan, with their keys and values once :meth:`cache` made room."""
+    """The layers of a model on one rank of a serving plan, with their keys and values once :meth:`cache` made room.
 
-    def __init__(self, model: Model, plan: Plan, mesh: ProcessMesh, *, dtype: torch.dtype, seed: int = 0):
+    They are those of its stage; or some ``layers`` alone, without the model's ends; where these are none it is the ends
+    alone."""
+
+    def __init__(
+        self,
+        model: Model,
+        plan: Plan,
+        mesh: ProcessMesh,
+        *,
+        dtype: torch.dtype,
+        seed: int = 0,
+        layers: tuple[int, ...] | None = None,
+    ):
         self.model, self.plan, self.mesh, self.dtype = model, plan, mesh, dtype
         #: The distance of stored weights from the published ones, relative to their size.
         self.rounding = 0.0
@@ -51,9 +63,14 @@ class ServedLayers:
             causal=True,
         )
         parts, me = stage_layers(plan, model), mesh["pp"].index
-        modes = ("none",) * len(parts[me])
         self.first, self.last = me == 0, me == len(parts) - 1
-        self.stage = Stage(shared, me, parts[me], modes, first=self.first, last=self.last)
+        self.partly = layers is not None
+        if layers is None:
+            layers = parts[me]
+        else:
+            self.first = self.last = not layers
+        modes = ("none",) * len(layers)
+        self.stage = Stage(shared, me, layers, modes, first=self.first, last=self.last)
         self.stage.requires_grad_(False)
         self.kv: KvBlocks | None = None
         self.adapters: AdapterWeights | None = None
@@ -68,7 +85,7 @@ class ServedLayers:
             MeshwrightError: H006 or H007 where they are not there or do not fit.
         """
         pieces = [TensorPiece(PARAM, p.info, 0, p.numel(), p.data.view(-1), True) for p in self.stage.parameters()]
-        load_weights(folder, pieces, self.model, self.mesh["world"], device=self.mesh.device)
+        load_weights(folder, pieces, self.model, self.mesh["world"], device=self.mesh.device, partly=self.partly)
         self._settle()
 
     def draw(self, seed: int) -> None:
@@ -121,18 +138,48 @@ class ServedLayers:
     def __call__(self, packed: PackedTokens, hidden: torch.Tensor | None = None) -> torch.Tensor:
         """Scores [wanted, vocab] of the last stage, or hidden states [tokens, 1, hidden] of another; `hidden` are those
         of the stage before."""
+        if self.adapters is not None:
+            self.adapters.begin(packed)
+        p = self._pass(packed)
+        x = self.stage.embedding(p) if self.first else hidden
+        for layer in self.stage.layers:
+            x = layer(x, p)
+        return self.scores(packed, x) if self.last else x
+
+    @torch.inference_mode()
+    def embedded(self, packed: PackedTokens) -> torch.Tensor:
+        """Hidden states [tokens, 1, hidden] of tokens before the first layer, of who has the model's first end."""
+        return self.stage.embedding(self._pass(packed))
+
+    @torch.inference_mode()
+    def through(self, packed: PackedTokens, hidden: torch.Tensor, some: slice) -> torch.Tensor:
+        """Hidden states [tokens, 1, hidden] behind some of the layers, from those before them."""
+        p, x = self._pass(packed), hidden
+        for layer in self.stage.layers[some]:
+            x = layer(x, p)
+        return x
+
+    @torch.inference_mode()
+    def scores(self, packed: PackedTokens, x: torch.Tensor) -> torch.Tensor:
+        """Scores [wanted, vocab] of hidden states [tokens, 1, hidden] behind the last layer."""
+        if not packed.wanted:
+            return x.new_empty((0, self.model.vocab))
+        if len(packed.wanted) < len(packed.tokens):
+            x = x[torch.tensor(packed.wanted, device=self.mesh.device)]
+        return self._scores(self.stage.head.logits(x)[:, 0])
+
+    def _pass(self, packed: PackedTokens) -> Pass:
+        """What the layers are told of an iteration."""
         device = self.mesh.device
         tokens = torch.tensor([packed.tokens], device=device)
         positions = torch.tensor(packed.positions, device=device)
-        if self.adapters is not None:
-            self.adapters.begin(packed)
         if packed.whole:
             core = WholeCore()
         elif isinstance(self.kv, HeavyBlocks):
             core = HeavyCore(self.kv, packed.rows)
         else:
-            core = PagedCore(self.kv, packed.rows, self.dtype)
-        p = Pass(
+            core = None if self.kv is None else PagedCore(self.kv, packed.rows, self.dtype)
+        return Pass(
             tokens=tokens,
             targets=tokens,
             positions=positions,
@@ -143,17 +190,6 @@ class ServedLayers:
             step=-1,
             core=core,
         )
-        stage = self.stage
-        x = stage.embedding(p) if self.first else hidden
-        for layer in stage.layers:
-            x = layer(x, p)
-        if not self.last:
-            return x
-        if not packed.wanted:
-            return x.new_empty((0, self.model.vocab))
-        if len(packed.wanted) < len(packed.tokens):
-            x = x[torch.tensor(packed.wanted, device=device)]
-        return self._scores(stage.head.logits(x)[:, 0])
 
     def _scores(self, mine: torch.Tensor) -> torch.Tensor:
         """Scores of all of the vocabulary from this rank's columns."""

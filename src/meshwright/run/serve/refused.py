@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import msgspec
 
 from meshwright import serving
-from meshwright.answer.drafting import HEAD
+from meshwright.answer.drafting import HEAD, NGRAM
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.plan import Plan
 from meshwright.plan.executable import WHOLE, of_model
@@ -42,11 +42,31 @@ UNGUESSED = ("static", "orca", "flover")
 def refused(plan: Plan, model: Model, words: EngineWords) -> list[Diagnostic]:
     """Return everything of a plan, a model and an engine's words that is not served."""
     pools = [pool.plan for pool in plan.pools]
+    if words.peers is not None:
+        found = [*_of_model(model), *_of_peers(plan, words), *_of_words(words)]
+        return found + [bad for one in pools for bad in _of_plan(one_replica(one))]
     found = [*_of_model(model), *(bad for one in pools for bad in _of_plan(one)), *_of_words(words)]
     found += [bad for one in pools for bad in _of_budget(one, model, words)]
     if plan.several:
         found += _of_pools(plan, words)
     return found or [bad for one in pools for bad in _undivided(one, model)]
+
+
+def _of_peers(plan: Plan, words: EngineWords) -> Iterator[Diagnostic]:
+    """Yield what peers of one client are not served with."""
+    place, count = f"--serve peers={words.peers.text()}", plan.layout.dp
+    if plan.several or plan.layout.num_ranks > count:
+        yield _bad("a peer that runs is one process", place, "say dp alone, such as dp4")
+    if len(words.peers.layers) not in (0, 1, count):
+        message = f"layers of {len(words.peers.layers)} peers, and there are {count}"
+        yield _bad(message, place, "one number for all, or one for each: layers=16+8+8")
+    if words.peers.lost:
+        yield _bad("lost= says what a prediction loses", place, "drop lost=: a peer that dies is replaced")
+    if words.prefix_cache or words.preempt == "swap" or words.kv_budget:
+        message = "a client's copies lie where its sequences' keys and values do, each its own and on no host"
+        yield _bad(message, place, "drop prefix_cache=, preempt=swap and kv_budget=")
+    if words.draft not in ("", NGRAM):
+        yield _bad(f"a draft model beside peers ({words.draft})", f"--serve draft={words.draft}", "say draft=ngram")
 
 
 def one_replica(plan: Plan) -> Plan:
@@ -145,7 +165,6 @@ def _of_words(words: EngineWords) -> Iterator[Diagnostic]:
         ("beside", "a device is one engine's"),
         ("power", "clocks stay as they are"),
         ("zoo", "an engine computes whole models"),
-        ("peers", "ranks of a plan are one engine's"),
         ("targets", "one copy of the model verifies"),
         ("adapter_pool", "adapters are read as they are published"),
     ):
@@ -164,6 +183,9 @@ def _of_words(words: EngineWords) -> Iterator[Diagnostic]:
 
 def of_adapters(words: EngineWords) -> Iterator[Diagnostic]:
     """Yield each word that is not served where requests have LoRA adapters."""
+    if words.peers is not None:
+        message = "adapters are not sent to peers"
+        yield _bad(message, f"--serve peers={words.peers.text()}", "drop --adapter, or peers=")
     if words.lora == "merged":
         message = "lora=merged is predicted, and not served: adapters are computed beside the weights"
         yield _bad(message, "--serve lora=merged", "say lora=unified, or lora=slots")
