@@ -18,7 +18,7 @@ from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 from meshwright.sync.codecs import codec
-from meshwright.sync.fragments import PARAMETERS, coded_length
+from meshwright.sync.fragments import PARAMETERS, VECTOR, coded_length
 from meshwright.sync.policy import read
 from meshwright.sync.record import USUAL, SyncPolicy
 from meshwright.work import Collective, Elementwise
@@ -93,13 +93,14 @@ def client_sizes(run: Simulated, model: Model, cluster: Cluster, train: Train, p
             steps[id(island)] = simulate(alone, model, one, share, costs).step_time_s
             both = simulate(alone, model, one, twice, costs).step_time_s if policy.rule.passes else 0.0
             passes[id(island)] = both - steps[id(island)]
-    binder, down, up, moved = Binder(lowered.stages, lowered.mesh), 0.0, 0, 0
+    binder, down, up, moved, prunable = Binder(lowered.stages, lowered.mesh), 0.0, 0, 0, 0
     for composition in lowered.stages.compositions:
         for units in composition.segments:
             for f in binder.fragments(units):
                 if f.what == PARAMETERS:
                     code = codec(f.codec)
                     down += f.num_bytes
+                    prunable += round(f.num_elements) if f.kind != VECTOR else 0
                     up += sum(code.messages(coded_length(f), f.element_bytes))
                     moved += code.moved(coded_length(f), f.element_bytes)[1] + 3 * f.num_bytes
     device = binder.meeting.device
@@ -120,6 +121,9 @@ def client_sizes(run: Simulated, model: Model, cluster: Cluster, train: Train, p
 
     return ClientSizes(
         step_s=tuple(steps[id(island)] for island in islands),
+        pruning=policy.pruning,
+        prunable=prunable,
+        element_bytes=binder.stored.masters,
         pass_s=tuple(passes[id(island)] for island in islands) if policy.rule.passes else (),
         down_s=tuple(sending_s(rank, down) for rank in range(count)),
         up_s=tuple(sending_s(rank, up) for rank in range(count)),

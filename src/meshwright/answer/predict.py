@@ -282,6 +282,9 @@ def _approximate(plan: Plan, train: Train, rounds: RoundTimes | None) -> tuple[s
             f"sync={plan.sync.policy} is approximate: every replica makes updates of its own gradients, and all apply "
             f"what becomes of these in {policy.codec}",
         )
+    if policy.pruning is not None:
+        kept = f"{policy.pruning.first:.0%} and in the end {policy.pruning.last:.0%} of matrices are left out"
+        return (f"sync={plan.sync.policy} is approximate: of the model that clients get {kept}",)
     if policy.rule.vectors_apart:
         what = (
             f"weights of {policy['weights']} bits are computed with, and gradients of {policy['grads']} bits are summed"

@@ -120,6 +120,8 @@ def updated_bytes(plan: Plan, train: Train) -> float:
     more = 4 * master + grads if policy.reference else 0.0  # two points read, two others written
     if policy.scaling is not None:  # scales are read
         more = master
+    if policy.pruning is not None:  # values aside, masked, and put back
+        more = 5 * master
     if train.grow or train.align:  # squares of a rank's own gradients
         grads *= 1.5
     return more + grads + grads + 2 * (master + moments) + (0.0 if compute == "fp32" else 2.0)
@@ -146,6 +148,8 @@ def _remembered_bytes(plan: Plan, train: Train, params: Params) -> float:
             code = codec(f.codec)
             if f.due == EVERY:
                 out += kept_values(f) * f.num_bytes / f.shard.size
+            if f.served and policy.pruning is not None:  # all values, those that are kept, and the mask
+                out += 2 * f.num_bytes + f.num_elements
             if f.served and policy.rule.passes:  # the direction, a gradient, and the point before the last
                 out += 3 * f.num_bytes
             if f.what == MOMENTS and policy.scaling is not None:  # no optimizer's: the scales of local steps

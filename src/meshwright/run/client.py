@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from queue import SimpleQueue
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,6 +19,9 @@ from meshwright.run.trainer import StepResult, Trainer
 from meshwright.sync.codecs import codec
 from meshwright.sync.fragments import PARAMETERS, Fragment
 from meshwright.world.crowd import Crowd
+
+if TYPE_CHECKING:
+    from meshwright.run.pruned import PrunedSteps
 
 #: Parts of the text that a client's data is drawn from, where clients' data is uneven.
 PARTS = 10
@@ -112,6 +116,8 @@ class ClientLoop:
         self.up, self.inbox, self.mu = up, inbox, mu
         self.begun: torch.Tensor | None = None
         self.corrected = CorrectedSteps(trainer, flat)
+        #: Steps on a pruned model, where the server's is.
+        self.pruned: PrunedSteps | None = None
         #: The parts of a batch that this client computes of a task, where several compute each.
         self.parts: CodedParts | None = None
         self.step_s: list[float] = []  # of its own device, without what its slowness adds
@@ -135,7 +141,7 @@ class ClientLoop:
     def _task(self, said: Letter) -> Letter:
         """Take the steps of a task, unless another letter ends it before; the letter that comes next."""
         flat, losses = self.flat, []
-        self.begun = flat.of_bytes(said.body)
+        self.begun = self._model(said)
         flat.take(self.begun)
         self.trainer.publish()
         slowdown, leaves = self.world.slowdown(self.client, said.task), self.world.drops(self.client, said.task)
@@ -162,6 +168,12 @@ class ClientLoop:
         body = flat.encoded(flat.values() - self.begun, self.client, said.task)
         self.up.send(Letter(CHANGED, self.client, said.task, len(losses), fmean(losses), body))
         return self._next()
+
+    def _model(self, said: Letter) -> torch.Tensor:
+        """The model of a task."""
+        if self.pruned is None:
+            return self.flat.of_bytes(said.body)
+        return self.pruned.model.values(said.body, said.task, (self.trainer.settings.seed, self.client))
 
     def _directed(self, said: Letter) -> Letter:
         """Keep the direction that the next task's steps begin along."""
@@ -208,7 +220,10 @@ class ClientLoop:
         parts = self.parts
         batch = self._batch(self.trainer.step_count) if parts is None else parts.batch(self.corpus, task)
         corrected = self.corrected.directed
-        result = self.corrected.step(batch) if corrected else self.trainer.step(batch)
+        if self.pruned is not None:
+            result = self.pruned.step(batch, task)
+        else:
+            result = self.corrected.step(batch) if corrected else self.trainer.step(batch)
         self._took(begun, slowdown, 2 if corrected else 1)
         return result
 

@@ -47,6 +47,7 @@ from meshwright.run.mail import (
     Post,
 )
 from meshwright.run.metrics import METRICS, Metrics
+from meshwright.run.pruned import PrunedModel, PrunedSteps
 from meshwright.run.trainer import Trainer
 from meshwright.run.world import World
 from meshwright.simulate.clients import ClientSizes, Version, simulate_clients
@@ -56,6 +57,7 @@ from meshwright.sync.clients import (
     Begun,
     ClientDecision,
     ClientEvent,
+    CutMask,
     Keep,
     Left,
     Merge,
@@ -95,6 +97,8 @@ class ServerLoop:
         self.num_steps, self.metrics = num_steps, metrics
         self.model = flat.values()
         self.given: dict[int, Given] = {}
+        #: The mask of the model, where it is pruned.
+        self.pruned: PrunedModel | None = None
         #: The gradient that each client sent last as an anchor.
         self.kept: dict[int, torch.Tensor] = {}
         self.arrived: dict[tuple[int, int], tuple[Letter, Given]] = {}
@@ -148,6 +152,8 @@ class ServerLoop:
                 if decision.directed:
                     self._send(Letter(DIRECTION, client, task, body=self.flat.as_bytes(self._direction())))
                 body = self.flat.as_bytes(self.model)
+                if self.pruned is not None:
+                    body = self.pruned.body(self.model, task, decision.told)
                 if decision.anchor:
                     self._send(Letter(ANCHOR, client, task, decision.passes, body=body))
                 else:
@@ -156,6 +162,8 @@ class ServerLoop:
                 self.down[client].send(Letter(ASK, client, self.given[client].task))
             case Merge():
                 self._merge(decision)
+            case CutMask(number=number):
+                self.model = self.pruned.cut(self.model, number)
             case Keep(parts=parts):
                 for part in parts:
                     letter, _ = self.arrived.pop((part.client, part.task))
@@ -262,15 +270,12 @@ def train(world: World, job: Job, clients: Crowd) -> dict[str, Any]:
     trainer = Trainer(job.model, job.plan, train, place, settings=job.settings, schedule_params=job.schedule_params)
     begin(job, trainer)
     flat = Flat(trainer)
-    down = [Post(client, flat.model_bytes, down=True) for client in range(count)]
+    down = [Post(client, down=True) for client in range(count)]
     tree = int(policy.values.get("tree", 1))
     leaders = range(0, count, tree) if tree > 1 else range(0)
-    up = [
-        Post(client, sum(flat.wire_bytes), down=False, merger=client // tree * tree if tree > 1 else 0)
-        for client in range(count)
-    ]
-    sums = {leader: Post(leader, flat.model_bytes, down=False) for leader in leaders}
-    expect = {leader: Post(leader, 0, down=True) for leader in leaders}
+    up = [Post(client, down=False, merger=client // tree * tree if tree > 1 else 0) for client in range(count)]
+    sums = {leader: Post(leader, down=False) for leader in leaders}
+    expect = {leader: Post(leader, down=True) for leader in leaders}
     between = _between(trainer, world.rank, tree, up, sums, expect)
     inbox: SimpleQueue[Letter | Gone] = SimpleQueue()
     down[world.rank].open(inbox)
@@ -279,6 +284,8 @@ def train(world: World, job: Job, clients: Crowd) -> dict[str, Any]:
     )
     if policy.copies > 1:
         client.parts = CodedParts(trainer, world.rank, count, policy.copies)
+    if policy.pruning is not None:
+        client.pruned = PrunedSteps(trainer, PrunedModel(trainer, flat, policy.pruning))
     server = thread = None
     if place.first:
         mail: SimpleQueue[Letter | Gone] = SimpleQueue()
@@ -289,6 +296,8 @@ def train(world: World, job: Job, clients: Crowd) -> dict[str, Any]:
             policy.rule.decider(policy.values, count), Flat(trainer), down, mail, job.steps * count, metrics
         )
         server.expect, server.tree = expect, tree
+        if policy.pruning is not None:
+            server.pruned = PrunedModel(trainer, server.flat, policy.pruning)
         thread = threading.Thread(target=server.run, name="server", daemon=True)
         thread.start()
     client.run()
@@ -326,6 +335,8 @@ def _finished(
     """Give every rank the server's model, save it, and tell what was done."""
     place = trainer.mesh
     model = flat.values() if server is None else server.model.clone()
+    if server is not None and server.pruned is not None and server.pruned.mask is not None:
+        model = server.pruned.masked(model)
     if place.world > 1:
         dist.broadcast(model, 0)
     flat.take(model)
@@ -411,6 +422,9 @@ def simulated_again(job: Job, server: ServerLoop, found: list[tuple[float, int]]
     sizes = ClientSizes(
         step_s=tuple(step_s or usual for step_s, _ in found),
         pass_s=tuple(step_s or usual for step_s, _ in found),
+        pruning=policy.pruning,
+        prunable=0 if server.pruned is None else int(server.pruned.prunable.sum()),
+        element_bytes=server.flat.dtype.itemsize,
         down_s=(0.0, *([sent] * (count - 1))),
         up_s=(0.0, *([sent * up_bytes / server.flat.model_bytes] * (count - 1))),
         down_bytes=server.flat.model_bytes,

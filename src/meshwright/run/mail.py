@@ -47,8 +47,7 @@ class Post:
     """One direction between a client and who merges what it sends, the server (rank 0) or one between: ``down`` to it
     or up from it, of letters with `num_bytes`. Made by all ranks in one order."""
 
-    def __init__(self, client: int, num_bytes: int, *, down: bool, merger: int = 0):
-        self.num_bytes = num_bytes
+    def __init__(self, client: int, *, down: bool, merger: int = 0):
         self.source, self.target = (merger, client) if down else (client, merger)
         self.inbox: SimpleQueue[Letter | Gone] = SimpleQueue()
         apart = client != merger
@@ -70,7 +69,8 @@ class Post:
             body = None if letter.body is None else letter.body.clone()
             self.inbox.put(letter._replace(body=body))
             return
-        head = torch.tensor([*letter[:-1]], dtype=torch.float64)
+        size = 0 if letter.body is None else len(letter.body)
+        head = torch.tensor([*letter[:-1], size], dtype=torch.float64)
         dist.send(head, self.target, group=self.group)
         if letter.kind in WITH_BYTES:
             dist.send(letter.body, self.target, group=self.group)
@@ -78,12 +78,12 @@ class Post:
     def _receive(self) -> None:
         try:
             while True:
-                head = torch.empty(5, dtype=torch.float64)
+                head = torch.empty(6, dtype=torch.float64)
                 dist.recv(head, self.source, group=self.group)
-                kind, client, task, steps, note = head.tolist()
+                kind, client, task, steps, note, size = head.tolist()
                 body = None
                 if kind in WITH_BYTES:
-                    body = torch.empty(self.num_bytes, dtype=torch.uint8)
+                    body = torch.empty(int(size), dtype=torch.uint8)
                     dist.recv(body, self.source, group=self.group)
                 self.inbox.put(Letter(int(kind), int(client), int(task), int(steps), note, body))
                 if kind == STOP:

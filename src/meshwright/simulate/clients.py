@@ -21,6 +21,7 @@ from meshwright.sync.clients import (
     Begun,
     ClientDecision,
     ClientEvent,
+    CutMask,
     Keep,
     Left,
     Merge,
@@ -28,6 +29,7 @@ from meshwright.sync.clients import (
     Wake,
     Woken,
 )
+from meshwright.sync.pruning import Pruning
 from meshwright.world.crowd import Crowd
 from meshwright.world.decider import Decider, LogEntry
 
@@ -39,7 +41,8 @@ class ClientSizes(msgspec.Struct, frozen=True, kw_only=True):
     """Times of clients and their server: seconds of a step of each client, ``down_s`` and ``up_s`` of its messages and
     their bytes, and ``merge_s`` for each answer in a version. ``tree`` clients side by side send to an aggregator
     beside the first of them, in ``near_s``, and it sends one sum, as large as the model; 1: there are none. A step of
-    more than one pass is longer by ``pass_s`` for each."""
+    more than one pass is longer by ``pass_s`` for each. With ``pruning`` the model has ``prunable`` values of
+    ``element_bytes`` each."""
 
     step_s: tuple[float, ...]
     down_s: tuple[float, ...]
@@ -47,9 +50,19 @@ class ClientSizes(msgspec.Struct, frozen=True, kw_only=True):
     down_bytes: int
     up_bytes: int
     pass_s: tuple[float, ...] = ()
+    pruning: Pruning | None = None
+    prunable: int = 0
+    element_bytes: int = 4
     merge_s: float = 0.0
     tree: int = 1
     near_s: tuple[float, ...] = ()
+
+    def down_of(self, said: TrainOn) -> int:
+        """Return the bytes that go to a client for a task."""
+        if self.pruning is None:
+            return self.down_bytes * (2 if said.directed else 1)
+        others = self.down_bytes // self.element_bytes - self.prunable
+        return self.pruning.sent(said.mask, said.told, self.prunable, others, self.element_bytes)
 
 
 class Version(NamedTuple):
@@ -192,6 +205,8 @@ class _Clock:
                 self._ask(client)
             case Merge():
                 self._merge(decision)
+            case CutMask():
+                self.server_free_s = max(self.server_free_s, self.now_s) + self.sizes.merge_s
             case Keep(parts=parts):
                 self.server_free_s = max(self.server_free_s, self.now_s) + self.sizes.merge_s * len(parts)
                 for part in parts:
@@ -207,10 +222,11 @@ class _Clock:
             self._count(client, before, self.now_s)
         ready = max(self.now_s, self.server_free_s)
         starts = max(ready, self.down_free_s)
-        sent = 2 if said.directed else 1
-        self.down_free_s = starts + sent * sizes.down_s[client]
-        here = starts + sent * sizes.down_s[client] * max(1.0, self.world.sending(client))
-        self.bytes[0] += sent * sizes.down_bytes
+        num_bytes = sizes.down_of(said)
+        down_s = sizes.down_s[client] * num_bytes / sizes.down_bytes
+        self.down_free_s = starts + down_s
+        here = starts + down_s * max(1.0, self.world.sending(client))
+        self.bytes[0] += num_bytes
         more = (said.passes - 1) * sizes.pass_s[client] if said.passes > 1 else 0.0
         step_s = (sizes.step_s[client] + more) * self.world.slowdown(client, said.task)
         task = _Task(said, len(self.versions), self.now_s, max(here, self.free_s[client]), step_s)

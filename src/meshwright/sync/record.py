@@ -17,6 +17,7 @@ from meshwright.sync.options import runs
 if TYPE_CHECKING:
     from meshwright.sync.options import RuleOption
     from meshwright.sync.paths import ModulePaths
+    from meshwright.sync.pruning import Pruning
     from meshwright.sync.rules import SyncRule
 
 #: The rule of a plan that says none: gradients are exchanged in every step.
@@ -95,11 +96,12 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
     ``sums``: the part that each replica makes of every sum, () for alike. ``group``: who meets whom, all or by a graph
     some. ``codec``: a codec with its options, as ``int8`` or ``topk:share=0.01``. ``combine``: the sum or the mean of
     what arrives, or a combine with its options, as ``trimmed:cut=2``. ``outer``: the step that applies it. ``delay``:
-    steps after which it does, while training goes on. ``reference``: gradients travel as what they differ from those at
-    a point that moves once in so many steps in the mean, 0 where they travel themselves. ``scaling``: local steps are
-    in scales that replicas share. ``own_data``: each replica has a run of the text that no other has. ``paths``:
-    models of replicas are made of modules, and sequences are routed to them. The ``rule`` that chose them has
-    ``values`` for its ``options`` (and the codec's, the combine's and the graph's), by name.
+    steps after which it does, while training goes on. ``reference``: gradients travel as what they differ from those
+    at a point that moves once in so many steps in the mean, 0 where they travel themselves. ``scaling``: local steps
+    are in scales that replicas share. ``own_data``: each replica has a run of the text that no other has. ``paths``:
+    models of replicas are made of modules, and sequences are routed to them. ``pruning``: clients train what a mask
+    keeps. The ``rule`` that chose them has ``values`` for its ``options`` (and the codec's, the combine's and the
+    graph's), by name.
     """
 
     rule: SyncRule
@@ -123,6 +125,7 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
     scaling: SharedScales | None = None
     own_data: bool = False
     paths: ModulePaths | None = None
+    pruning: Pruning | None = None
 
     def __getitem__(self, option: str) -> Any:
         return self.values[option]

@@ -49,7 +49,8 @@ class TrainOn(msgspec.Struct, frozen=True, tag=True):
     """A client takes the model as it now is, and ``steps`` of its own with it, in place of what it still did; then it
     sends what changed, or ``hold`` s it until it is asked. ``task`` numbers it. A step is of so many ``passes`` over
     its share of a batch. An ``anchor`` takes none: it sends the mean gradient of its passes. Steps of a ``directed``
-    task begin along the server's direction, which goes to the client with the model."""
+    task begin along the server's direction, which goes to the client with the model. Of a pruned model what the mask of
+    round ``mask`` keeps is sent, -1 for all; the client is ``told`` the mask if it has another."""
 
     client: int
     task: int
@@ -58,6 +59,8 @@ class TrainOn(msgspec.Struct, frozen=True, tag=True):
     passes: int = 1
     anchor: bool = False
     directed: bool = False
+    mask: int = -1
+    told: bool = False
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True):
@@ -91,6 +94,12 @@ class Keep(msgspec.Struct, frozen=True, tag=True):
     parts: tuple[Portion, ...]
 
 
+class CutMask(msgspec.Struct, frozen=True, tag=True):
+    """A round is over: the model keeps what its mask does, which is cut further if that is due."""
+
+    number: int
+
+
 class Wake(msgspec.Struct, frozen=True, tag=True):
     """The decider wants to be told when it is ``at_s``."""
 
@@ -99,7 +108,7 @@ class Wake(msgspec.Struct, frozen=True, tag=True):
 
 
 ClientEvent = Begun | Answered | Left | Woken
-ClientDecision = TrainOn | Ask | Merge | Keep | Wake
+ClientDecision = TrainOn | Ask | Merge | Keep | CutMask | Wake
 
 
 def sampled(num_clients: int, count: int, seed: int, number: int) -> tuple[int, ...]:

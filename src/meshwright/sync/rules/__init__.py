@@ -40,6 +40,7 @@ MODULES = [
     "meshwright.sync.rules.clients",
     "meshwright.sync.rules.coding",
     "meshwright.sync.rules.anchors",
+    "meshwright.sync.rules.pruned",
     "meshwright.sync.rules.gossip",
     "meshwright.sync.rules.dedloc",
 ]
