@@ -17,6 +17,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from meshwright import serving
 from meshwright.answer.drafting import NGRAM, USUAL
 from meshwright.endpoint.seam import EngineFacts
 from meshwright.errors import MeshwrightError
@@ -33,7 +34,8 @@ from meshwright.run.serve.halves import DecodeEngine, PrefillEngine
 from meshwright.run.serve.kv_sent import joined
 from meshwright.run.serve.peers import PeerExecutor, peers_of
 from meshwright.run.serve.ranks import PATIENCE_S, RankedExecutor, RankProcesses, follow
-from meshwright.run.serve.refused import of_adapters, one_replica, refused
+from meshwright.run.serve.refused import KEPT, of_adapters, one_replica, refused
+from meshwright.run.serve.shadow import SHADOW
 from meshwright.run.settings import DTYPES
 from meshwright.run.world import World
 from meshwright.serving.adapters import AdapterRules
@@ -135,7 +137,10 @@ def led(
     if words.draft and words.draft != NGRAM:
         held.append(_draft_layers(words.draft, layers.model, mesh.alone(device=layers.mesh.device), kind))
     blocks = num_blocks(words, layers.model, held, ranks=layers.mesh.world)
-    executor.room(blocks, words.block, kept_share(words, layers.model))
+    share = kept_share(words, layers.model)
+    name, _, number = words.kv_budget.partition(":")
+    said = None if share is None else (name, float(number) if number else serving.get("kv_budget", name).usual)
+    executor.room(blocks, words.block, said)
     for draft in held[1:]:
         draft.cache(blocks, words.block)
     if words.draft:
@@ -260,7 +265,7 @@ def engine_on(
     adapters take blocks of the cache, which stay empty while their weights are on the device."""
     layers = executor.layers
     share = kept_share(words, layers.model)
-    block_bytes = (layers.token_bytes + (0 if share is None else layers.mark_bytes)) * words.block
+    block_bytes = (layers.token_bytes + _marks(words, layers)) * words.block
     held = None
     if adapters:
         unified = words.lora == "unified"
@@ -279,7 +284,10 @@ def engine_on(
         end_ids=tuple(token for token in end_ids(folder) if token < layers.model.vocab),
         adapters=adapters,
     )
-    return half(decider, executor, facts, drafter=drafter, approximate=share is not None)
+    made = half(decider, executor, facts, drafter=drafter, approximate=share is not None)
+    if words.kv_budget.partition(":")[0] == SHADOW:
+        made.firsts = set()
+    return made
 
 
 def kept_share(words: EngineWords, model: Model) -> float | None:
@@ -310,8 +318,7 @@ def num_blocks(words: EngineWords, model: Model, held: Sequence[ServedLayers], r
     if words.kv_blocks:
         return words.kv_blocks
     share = kept_share(words, model)
-    marks = 0 if share is None else held[0].mark_bytes
-    each = (sum(one.token_bytes for one in held) + marks) * words.block
+    each = (sum(one.token_bytes for one in held) + _marks(words, held[0])) * words.block
     longest = tokens_kept(model.max_seq_len or 4096, 1.0 if share is None else share)
     wanted = words.max_batch * -(-longest // words.block)
     device = held[0].mesh.device
@@ -322,6 +329,11 @@ def num_blocks(words: EngineWords, model: Model, held: Sequence[ServedLayers], r
         help = "say kv_blocks=, or a smaller model"
         raise MeshwrightError.one("W012", "no cache block has room beside the weights", place="--serve", help=help)
     return found
+
+
+def _marks(words: EngineWords, layers: ServedLayers) -> int:
+    """Bytes that a budget which keeps some tokens keeps beside each."""
+    return layers.mark_bytes if words.kv_budget.partition(":")[0] == KEPT else 0
 
 
 def memory_share(words: EngineWords, device: torch.device) -> float:

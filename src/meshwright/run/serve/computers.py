@@ -22,6 +22,9 @@ class Executor(Protocol):
     def copy(self, copies: Sequence[BlockCopy], dropped: Sequence[HostKey]) -> None:
         """Copy blocks between device and host, before the next iteration."""
 
+    def forget(self, firsts: Sequence[int]) -> None:
+        """Give back what is kept beside blocks of sequences that left, by their first blocks."""
+
     def hold(self, adapters: Sequence[int]) -> None:
         """Have the adapters of these numbers on the device, and no others."""
 

@@ -102,6 +102,7 @@ class TorchEngine:
         self.answered: deque[AnsweredRequest] = deque(maxlen=KEPT)
         self.totals = dict.fromkeys(EngineFigures.__struct_fields__, 0)
         self.distance = ScoreDistance(limits.budget) if approximate else None
+        self.firsts: set[int] | None = None  # first blocks of sequences, where an executor keeps something by them
         self.began = clock()
 
     # -- the protocol
@@ -234,6 +235,11 @@ class TorchEngine:
                     self.totals["cache_queries"] += one.prompt if self.unit else 0
                     self.totals["cache_hits"] += decision.cached
         copies = self.tables.follow(self.state, decisions)
+        if self.firsts is not None:
+            now = {held.table[0] for held in self.tables.held.values() if held.table}
+            if gone := self.firsts - now:
+                self.executor.forget(sorted(gone))
+            self.firsts = now
         if copies or self.tables.dropped:
             self.executor.copy(copies, self.tables.dropped)
             if self.drafter is not None:

@@ -17,9 +17,9 @@ class LocalExecutor:
     def __init__(self, layers: ServedLayers):
         self.layers = layers
 
-    def room(self, blocks: int, block: int, share: float | None = None) -> None:
-        """Make room for so many cache blocks, under a budget that keeps a share where one is said."""
-        self.layers.cache(blocks, block, share)
+    def room(self, blocks: int, block: int, budget: tuple[str, float] | None = None) -> None:
+        """Make room for so many cache blocks, under a budget of that name and number where one is said."""
+        self.layers.cache(blocks, block, budget)
 
     def compute(self, packed: PackedTokens) -> torch.Tensor:
         """Return the scores [wanted, vocab] of an iteration's tokens."""
@@ -28,6 +28,10 @@ class LocalExecutor:
     def copy(self, copies: Sequence[BlockCopy], dropped: Sequence[HostKey]) -> None:
         """Copy blocks between device and host."""
         self.layers.kv.copy(copies, dropped)
+
+    def forget(self, firsts: Sequence[int]) -> None:
+        """Give back what is kept beside blocks of sequences that left, by their first blocks."""
+        self.layers.kv.forget(firsts)
 
     def hold(self, adapters: Sequence[int]) -> None:
         """Have these adapters on the device, and no others."""

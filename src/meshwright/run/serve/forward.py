@@ -27,6 +27,7 @@ from meshwright.run.serve.heavy import HeavyBlocks, HeavyCore, WholeCore, precis
 from meshwright.run.serve.kv_sent import KvPort
 from meshwright.run.serve.packed import PackedTokens
 from meshwright.run.serve.paged import KvBlocks, PagedCore, kv_shape
+from meshwright.run.serve.shadow import SHADOW, ShadowBlocks, ShadowCore
 from meshwright.run.serve.stored import store
 from meshwright.run.weights import load_weights
 from meshwright.spec import naming
@@ -72,7 +73,7 @@ class ServedLayers:
         modes = ("none",) * len(layers)
         self.stage = Stage(shared, me, layers, modes, first=self.first, last=self.last)
         self.stage.requires_grad_(False)
-        self.kv: KvBlocks | None = None
+        self.kv: KvBlocks | ShadowBlocks | None = None
         self.adapters: AdapterWeights | None = None
         self.port: KvPort | None = None
         self._turns: dict[str, tuple[torch.Tensor, torch.Tensor] | None] | None = None
@@ -126,13 +127,15 @@ class ServedLayers:
         """Bytes beside a token's keys and values, where a budget keeps the position and the sum of each."""
         return sum(kv_shape(core)[0] for core in self.cores) * (4 + precise(self.dtype).itemsize)
 
-    def cache(self, blocks: int, block: int, share: float | None = None) -> None:
-        """Make room for so many blocks; under a budget that keeps a share of the tokens, where one is said."""
+    def cache(self, blocks: int, block: int, budget: tuple[str, float] | None = None) -> None:
+        """Make room for so many blocks; under a budget of that name and number, where one is said."""
         said = {"dtype": self.dtype, "device": self.mesh.device}
-        if share is None:
+        if budget is None:
             self.kv = KvBlocks(self.cores, blocks, block, **said)
+        elif budget[0] == SHADOW:
+            self.kv = ShadowBlocks(self.cores, share=budget[1], **said)
         else:
-            self.kv = HeavyBlocks(self.cores, blocks, block, share=share, **said)
+            self.kv = HeavyBlocks(self.cores, blocks, block, share=budget[1], **said)
 
     @torch.inference_mode()
     def __call__(self, packed: PackedTokens, hidden: torch.Tensor | None = None) -> torch.Tensor:
@@ -169,7 +172,7 @@ class ServedLayers:
         return self._scores(self.stage.head.logits(x)[:, 0])
 
     def _pass(self, packed: PackedTokens) -> Pass:
-        """What the layers are told of an iteration."""
+        """The arguments of the layers in an iteration."""
         device = self.mesh.device
         tokens = torch.tensor([packed.tokens], device=device)
         positions = torch.tensor(packed.positions, device=device)
@@ -177,6 +180,8 @@ class ServedLayers:
             core = WholeCore()
         elif isinstance(self.kv, HeavyBlocks):
             core = HeavyCore(self.kv, packed.rows)
+        elif isinstance(self.kv, ShadowBlocks):
+            core = ShadowCore(self.kv, packed.rows, self._turns_of)
         else:
             core = None if self.kv is None else PagedCore(self.kv, packed.rows, self.dtype)
         return Pass(
@@ -198,6 +203,10 @@ class ServedLayers:
             return mine
         whole = all_gather(mine.T.contiguous(), tp).T
         return whole[:, : self.model.vocab]
+
+    def _turns_of(self, module: HeadsCore, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Cosines and sines of a layer at positions that were computed before."""
+        return self._rotary(positions, int(positions.max()))["rotary"] if module.spec.rotary else None
 
     def _rotary(self, positions: torch.Tensor, most: int) -> dict[str, tuple[torch.Tensor, torch.Tensor] | None]:
         """Cosines and sines of positions, from tables that grow."""

@@ -71,7 +71,7 @@ class PeerProcess:
 
 
 class PeerSaid(msgspec.Struct, frozen=True):
-    """What a peer is built of: the folder of weights, the plan of its precision, the type it computes in by name, its
+    """A peer as it is built: the folder of weights, the plan of its precision, the type it computes in by name, its
     device, the room it makes, and its part of the host's cores (``threads``)."""
 
     folder: str

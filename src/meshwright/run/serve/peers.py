@@ -104,6 +104,9 @@ class PeerExecutor:
     def copy(self, copies: Sequence[BlockCopy], dropped: Sequence[HostKey]) -> None:
         """Nothing lies on the host: words that would have it are refused."""
 
+    def forget(self, firsts: Sequence[int]) -> None:
+        """Nothing is kept beside blocks."""
+
     def close(self) -> None:
         """End all peers."""
         with self._lock:

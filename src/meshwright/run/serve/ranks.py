@@ -36,12 +36,13 @@ ENDS_S = 5.0
 
 
 class RankOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, array_like=True):
-    """An order to all ranks: to make room for ``room`` (blocks, tokens of each, what a budget keeps), to copy
+    """An order to all ranks: to make room for ``room`` (blocks, tokens of each, a budget's name and number), to copy
     blocks (key, blocks, out) and forget some, to compute the ``parts`` of an iteration, to have these ``adapters``
     on the device, to have blocks ``sent`` to the other half of a divided engine, ``awaited`` from there (request,
-    blocks) or ``placed`` (request, its blocks), or to end."""
+    blocks) or ``placed`` (request, its blocks), to have what is kept of sequences with these first blocks
+    ``forgotten``, or to end."""
 
-    room: tuple[int, int, float | None] | None = None
+    room: tuple[int, int, tuple[str, float] | None] | None = None
     copies: tuple[tuple[str, tuple[int, ...], bool], ...] = ()
     dropped: tuple[str, ...] = ()
     parts: tuple[PackedTokens, ...] = ()
@@ -50,6 +51,7 @@ class RankOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, a
     sent: tuple[int, ...] = ()
     awaited: tuple[int, int] | None = None
     placed: tuple[int, tuple[int, ...]] | None = None
+    forgotten: tuple[int, ...] = ()
 
 
 class RankedExecutor:
@@ -58,9 +60,14 @@ class RankedExecutor:
     def __init__(self, layers: ServedLayers, processes: RankProcesses | None = None):
         self.layers, self.processes = layers, processes
 
-    def room(self, blocks: int, block: int, share: float | None = None) -> None:
-        """Have every rank make room for so many cache blocks, under a budget that keeps a share where one is said."""
-        self._order(RankOrder(room=(blocks, block, share)))
+    def room(self, blocks: int, block: int, budget: tuple[str, float] | None = None) -> None:
+        """Have every rank make room for so many cache blocks, under a budget of that name and number where one is
+        said."""
+        self._order(RankOrder(room=(blocks, block, budget)))
+
+    def forget(self, firsts: Sequence[int]) -> None:
+        """Have every rank give back what it keeps beside blocks of sequences that left, by their first blocks."""
+        self._order(RankOrder(forgotten=tuple(firsts)))
 
     def compute(self, packed: PackedTokens) -> torch.Tensor:
         """Return the scores [wanted, vocab] of an iteration's tokens."""
@@ -134,6 +141,8 @@ def obeyed(order: RankOrder, layers: ServedLayers) -> torch.Tensor | None:
     """Carry out an order on this rank; returns the scores of its tokens on the first."""
     if order.room is not None:
         layers.cache(*order.room)
+    if order.forgotten:
+        layers.kv.forget(order.forgotten)
     if order.copies or order.dropped:
         layers.kv.copy([BlockCopy(key, blocks, out) for key, blocks, out in order.copies], order.dropped)
     if order.adapters is not None:

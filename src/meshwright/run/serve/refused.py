@@ -27,11 +27,10 @@ from meshwright.spec.serve_values import AUTO_BUDGET
 SERVED = ("tp", "pp", "dp", "sp", "ep", "etp", "dtype", "weights", "expert_weights", "order", "stages", "imbalance")
 #: Formats of stored weights that are served (:mod:`meshwright.run.serve.stored`).
 STORED = ("int8", "fp8", "int4")
-#: The budget that is served, and why others are not.
-KEPT = "h2o"
+#: Budgets that are served, and why others are not.
+KEPT, SHADOWED = "h2o", "shadowkv"
 OTHERS = {
     "scalekv": "layers keep alike",
-    "shadowkv": "keys and values stay whole, and on the device",
     "instinfer": "drives compute no attention",
     "flexgen": "keys and values do not lie on drives",
 }
@@ -208,9 +207,12 @@ def _of_budget(plan: Plan, model: Model, words: EngineWords) -> Iterator[Diagnos
             serving.get("kv_budget", name)
         except MeshwrightError as error:
             yield from error.diagnostics
-    elif name != KEPT:
+    elif name not in (KEPT, SHADOWED):
         why = OTHERS.get(name, "the engine drops tokens as h2o does alone")
-        yield _bad(f"kv_budget={name} is predicted, and not served: {why}", place, f"say kv_budget={KEPT}")
+        help = f"say kv_budget={KEPT}, or {SHADOWED}"
+        yield _bad(f"kv_budget={name} is predicted, and not served: {why}", place, help)
+    elif name == SHADOWED:
+        yield from _of_shadows(model, words, place)
     if words.prefix_cache:
         help = "drop one of them: what a budget keeps of a prefix depends on what follows it"
         yield _bad("a KV budget and shared prefixes", f"{place},prefix_cache=yes", help)
@@ -220,6 +222,17 @@ def _of_budget(plan: Plan, model: Model, words: EngineWords) -> Iterator[Diagnos
     if any(tp > (spec.heads if spec.kv_lora_rank else spec.kv_heads) for spec in model.attentions):
         help = "a tp of at most the key-value heads: the queries of a head choose together what stays of it"
         yield _bad(f"a KV budget where tp{tp} repeats key-value heads", f"plan.layout.tp = {tp}", help)
+
+
+def _of_shadows(model: Model, words: EngineWords, place: str) -> Iterator[Diagnostic]:
+    """Yield what ShadowKV is not served with."""
+    if any(spec.window or spec.kv_lora_rank for spec in model.attentions):
+        message = f"{model.name} has sliding windows or latent attention, whose keys are few or of low rank already"
+        yield _bad(message, place, f"say kv_budget={KEPT}, or none")
+    if words.preempt == "swap":
+        yield _bad("values lie on the host as they are, and preempt=swap", place, "drop preempt=swap")
+    if words.policy == "static":
+        yield _bad("places of static batches that are computed in vain", place, "say policy=orca, or another")
 
 
 def _of_drafts(words: EngineWords) -> Iterator[Diagnostic]:
