@@ -198,9 +198,6 @@ def _policies(
             wrong.append(_bad(f"--sync {words}@{rate}", "behind the @ is a learning rate, as in dist-lion@3e-4"))
         if policy is None:
             continue
-        if policy.rule.decider is not None:
-            wrong.append(_bad(f"sync={policy.text}", "clients of a server have steps of their own: meshwright run"))
-            continue
         plan = parse(f"dp{replicas} mb{train.global_batch // replicas} sync={policy.text}").on(replicas)
         asked = workload(train, policy.text)
         wrong += check(plan, model, cluster, asked) or unexecutable(plan, model, asked, precision="")

@@ -28,9 +28,10 @@ from meshwright.run.between import Aggregator
 from meshwright.run.checkpoint import AsyncSaver, Meta, identity
 from meshwright.run.client import ClientLoop, Flat
 from meshwright.run.coded_parts import CodedParts
-from meshwright.run.data import MixedText
+from meshwright.run.data import Corpus, MixedText
 from meshwright.run.job import Job, RunSummary
-from meshwright.run.loop import open_corpus
+from meshwright.run.judge import Judge
+from meshwright.run.loop import divided, open_corpus
 from meshwright.run.mail import (
     ANCHOR,
     ASK,
@@ -264,6 +265,7 @@ def train(world: World, job: Job, clients: Crowd) -> dict[str, Any]:
     if isinstance(corpus, MixedText):
         help = "name one text: each client has a run of it"
         raise MeshwrightError.one("D009", "clients share out one text, not a mixture", place="--data", help=help)
+    corpus, text = divided(job, corpus)
     policy, count = read(job.plan.sync.policy), place["dp"].size
     alike_in_data(policy, clients)
     train = msgspec.structs.replace(job.train, global_batch=policy.copies * job.train.global_batch)
@@ -312,7 +314,7 @@ def train(world: World, job: Job, clients: Crowd) -> dict[str, Any]:
         if server.wrong is not None:
             raise server.wrong
     down[world.rank].close()
-    return _finished(job, trainer, flat, client, server, clients)
+    return _finished(job, trainer, flat, client, server, clients, text)
 
 
 def _between(
@@ -330,9 +332,15 @@ def _between(
 
 
 def _finished(
-    job: Job, trainer: Trainer, flat: Flat, client: ClientLoop, server: ServerLoop | None, clients: Crowd
+    job: Job,
+    trainer: Trainer,
+    flat: Flat,
+    client: ClientLoop,
+    server: ServerLoop | None,
+    clients: Crowd,
+    text: Corpus | None,
 ) -> dict[str, Any]:
-    """Give every rank the server's model, save it, and tell what was done."""
+    """Give every rank the server's model, judge it by held-out `text`, save it, and tell what was done."""
     place = trainer.mesh
     model = flat.values() if server is None else server.model.clone()
     if server is not None and server.pruned is not None and server.pruned.mask is not None:
@@ -346,11 +354,17 @@ def _finished(
     every = [torch.zeros(2, dtype=torch.float64, device=place.device) for _ in range(place.world)]
     if place.world > 1:
         dist.all_gather(every, torch.tensor(took, dtype=torch.float64, device=place.device))
+    judged = None
+    if text is not None:
+        trainer.take(job.train.global_batch)  # of clients that compute parts several times over, once
+        trainer.weights = ()
+        judged = Judge(trainer, text, job.judged_from).loss()
     saved = _save(job, trainer)
     if server is None:
         return {}
     found = [(step_s, int(steps)) for step_s, steps in (one.tolist() for one in every)]
-    return _summary(job, trainer, server, found, clients) | {"saved": saved}
+    summary = _summary(job, trainer, server, found, clients) | {"saved": saved}
+    return summary if judged is None else summary | {"judged": {len(server.versions): judged}}
 
 
 def _save(job: Job, trainer: Trainer) -> str:

@@ -20,7 +20,7 @@ import msgspec
 from meshwright.atomic import write_bytes
 from meshwright.errors import MeshwrightError
 from meshwright.plan import Plan, parse
-from meshwright.run import data, launch, loop
+from meshwright.run import clients, data, launch, loop
 from meshwright.run.begin import checkpoints
 from meshwright.run.metrics import METRICS
 from meshwright.run.settings import Settings
@@ -29,6 +29,7 @@ from meshwright.spec.workload import Train
 from meshwright.sync.losses import TrainedLoss, rated, workload
 from meshwright.sync.policy import read
 from meshwright.sync.record import USUAL
+from meshwright.world.crowd import Crowd
 
 QUESTION, RESULT, RUNS = "study.json", "result.json", "runs"
 FORMAT_VERSION = 1
@@ -210,17 +211,26 @@ def _trained(study: Study, trial: Trial, folder: Path, quiet: bool) -> TrainedLo
         judged_from=study.judged_from,
     )
     loss, sent = math.inf, math.nan
+    served = read(job.plan.sync.policy).rule.decider is not None
     try:
-        summary = launch.start(loop.train, job, num_ranks=job.plan.num_ranks, device=study.device, stops=True)
+        how = {"num_ranks": job.plan.num_ranks, "device": study.device, "stops": True}
+        if served:
+            summary = launch.start(clients.train, job, Crowd(), **how)
+        else:
+            summary = launch.start(loop.train, job, **how)
     except MeshwrightError as error:
         if all(d.code != DIVERGED for d in error.diagnostics):
             raise
     else:
         if summary["stopped"]:
             return None
-        loss = _final(folder, trial.steps)
-        steps = max(1, len(summary["step_s"]))
-        sent = sum(ring(*one) for one in summary["exchanged"]) / steps / (study.train.tokens_per_step / study.replicas)
+        tokens = study.train.tokens_per_step / study.replicas
+        if served:  # judged once, at the end; what all clients sent and got, over all that went into the model
+            did, (loss,) = summary["clients"], summary["judged"].values()
+            sent = (did["down_bytes"] + did["up_bytes"]) / max(1, did["merged"]) / tokens
+        else:
+            loss, steps = _final(folder, trial.steps), max(1, len(summary["step_s"]))
+            sent = sum(ring(*one) for one in summary["exchanged"]) / steps / tokens
     row = TrainedLoss(
         policy=trial.policy,
         seed=trial.seed,
