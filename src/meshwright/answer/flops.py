@@ -16,6 +16,7 @@ def step_flops(lowered: Lowered, drawn: Drawn | None = None, *, needed: bool = F
     """The operations of one step of all pools as :func:`model_flops` counts them, or :func:`needed_flops`: a pool that
     is not trained runs forward alone."""
     stages = [part.stages for part in lowered.parts]
+    stages += [lowered.filled] if lowered.filled is not None else []
     return sum(
         _flops(one.model, one.train, drawn, masked=needed, frozen=one.frozen) * max(1, one.forwards) for one in stages
     )

@@ -147,7 +147,19 @@ def predict(
         equal_loss=equal,
         money=bill,
         run=_run(
-            run, cluster, plan, train, step, within, draws, job, useful=useful, identity=who, split=split, costs=costs
+            run,
+            model,
+            cluster,
+            plan,
+            train,
+            step,
+            within,
+            draws,
+            job,
+            useful=useful,
+            identity=who,
+            split=split,
+            costs=costs,
         )
         if train.tokens
         else None,
@@ -169,6 +181,7 @@ def predict(
 
 def _run(
     run: Simulated,
+    model: Model,
     cluster: Cluster,
     plan: Plan,
     train: Train,
@@ -187,7 +200,7 @@ def _run(
     def on_fewer(devices: int) -> float | None:
         if plan.several:
             return None
-        found = replanned(run.lowered.stages.model, cluster, train, plan, devices, costs=costs)
+        found = replanned(model, cluster, train, plan, devices, costs=costs)
         return found.step_time_s if found is not None and found.fits else None
 
     return training_run(

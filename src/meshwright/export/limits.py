@@ -89,7 +89,15 @@ def every_step(r: ExportRequest) -> Iterator[Gap]:
 
 
 def own_steps(r: ExportRequest) -> Iterator[Gap]:
-    """Yield the gaps of a workload whose steps no other trainer takes."""
+    """Yield the gaps of a plan or a workload whose steps no other trainer takes."""
+    if r.plan.pipeline.fill:
+        yield Gap(
+            facet="pipeline.fill",
+            value=f"fill_layers={r.plan.pipeline.fill}",
+            reason="its pipelines have no frozen layers in their waits",
+            help="drop fill_layers",
+            mend={"pipeline.fill": 0},
+        )
     for name, what in OWN_STEPS.items():
         if getattr(r.train, name):
             value = f"{name}={getattr(r.train, name):g}"

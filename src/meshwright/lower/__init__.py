@@ -23,6 +23,7 @@ from meshwright.lower.residency import constant_bytes
 from meshwright.lower.stages import Stages
 from meshwright.lower.structure import Structure, drafted, finished, structure
 from meshwright.plan import Plan
+from meshwright.plan.filling import trained_part, without_frozen
 from meshwright.plan.pool import Elsewhere
 from meshwright.schedules.actions import Actions
 from meshwright.spec.cluster import Cluster
@@ -36,7 +37,7 @@ class Lowered(msgspec.Struct, frozen=True, kw_only=True):
 
     Of a plan of ``several`` pools each is one more, with the graph of all, its own programs, and the rank classes from
     ``first`` on, on devices from ``begin`` on; the whole has a mesh of all devices in a row, and neither stages nor
-    actions.
+    actions. ``filled`` are frozen layers that every rank runs in its waits (``filling.py``).
     """
 
     graph: TaskGraph
@@ -48,6 +49,7 @@ class Lowered(msgspec.Struct, frozen=True, kw_only=True):
     first: int = 0
     begin: int = 0
     several: tuple[Lowered, ...] = ()
+    filled: Stages | None = None
 
     @property
     def parts(self) -> tuple[Lowered, ...]:
@@ -93,6 +95,8 @@ def lower(
     """
     if plan.several:
         return bind_pools(plan, placed(plan, model, cluster, train), model, cluster, bucket_bytes)
+    if plan.pipeline.fill:  # of the layers that are trained: waits are known once these are priced
+        plan, model = without_frozen(plan), trained_part(plan, model)
     mesh = Mesh(plan, cluster)  # axes onto levels: groups and rank classes
     stages = Stages(plan, model, train, mesh)  # layers to stages, stages to pieces
     return bind(structured(stages, schedule_params), stages, bucket_bytes)

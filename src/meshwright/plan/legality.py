@@ -12,6 +12,8 @@ from functools import cache
 from meshwright.errors import Diagnostic
 from meshwright.plan.facet import Field, wrong
 from meshwright.plan.facets import facets, fields
+from meshwright.plan.filling import rules as filling
+from meshwright.plan.filling import trained_part, without_frozen
 from meshwright.plan.layer_rules import RULES as LAYER_RULES
 from meshwright.plan.pool_rules import violations as several
 from meshwright.plan.record import Plan
@@ -27,10 +29,23 @@ def violations(plan: Plan, model: Model, cluster: Cluster, train: Train, *, serv
         found = several(plan, model, cluster, train, violations)
         return [*found, *beyond_positions(model, train), *one_stream(plan, model, train)]
     plan = plan.on(cluster.num_devices)
+    if plan.pipeline.fill:
+        return list(_filling(plan, model, cluster, train))
     found = [d for rule in _rules() for d in rule(plan, model, cluster, train)]
     if not serving:
         found += of_serving(plan)
     return [*found, *beyond_positions(model, train), *one_stream(plan, model, train)]
+
+
+def _filling(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
+    """Yield all violations of a plan whose first layers are frozen and fill the waits of its pipeline."""
+    if any(found := list(filling(plan, model, cluster, train))):
+        yield from found
+        return
+    for one in violations(without_frozen(plan), trained_part(plan, model), cluster, train):
+        if not one.code.startswith("W"):  # what the workload asks is asked of the whole model
+            yield one
+    yield from beyond_positions(model, train)
 
 
 @cache

@@ -80,8 +80,8 @@ def find(
     proven of the step time is proven of those.
 
     Raises:
-        MeshwrightError: R004 for an unknown strategy or objective, R014 for one that nothing is known of, R005 when no
-            plan of the space is legal, R010 when the store cannot be used.
+        MeshwrightError: R002 for a space with frozen layers, R004 for an unknown strategy or objective, R014 for one
+            that nothing is known of, R005 when no plan of the space is legal, R010 when the store cannot be used.
     """
     _known("strategy", strategy, STRATEGIES, "strategy")
     _known("objective", objective, PROVABLE, "objective")
@@ -92,6 +92,10 @@ def find(
     demands = demands or Demands()
     costs = costs or standard_on(cluster, dtype=train.dtype)
     space = space or default(model, cluster, train, costs.framework.defaults.gather)
+    if {*(space["fill_layers"] or ())} - {0}:
+        message = "a search does not choose among plans whose first layers are frozen: its bounds are of a step without"
+        help = "leave fill_layers= out, and predict the plans found with it"
+        raise MeshwrightError.one("R002", message, place="--fix fill_layers", help=help)
     evaluator = Evaluator(model, cluster, train, costs, kernels)
     engines = demands.engines or demands.others
     runnable = Runnable(demands.engines) if demands.engines else None

@@ -13,7 +13,9 @@ from meshwright.lower.stages import Stages
 from meshwright.lower.structure import Structure
 from meshwright.plan import Plan
 from meshwright.plan.facets.sync import Sync
+from meshwright.plan.filling import trained_part, without_frozen
 from meshwright.simulate.clock import times
+from meshwright.simulate.filling import with_frozen
 from meshwright.simulate.price import Pricer
 from meshwright.simulate.schedule_times import fastest_order, takes_times
 from meshwright.simulate.simulated import Simulated
@@ -39,6 +41,9 @@ def simulate(
     here: stages with tables that know their layers, a pricer of these costs, and structures."""
     if plan.several:
         return _joint(plan, model, cluster, train, costs)
+    if plan.pipeline.fill:
+        own, part = without_frozen(plan), trained_part(plan, model)
+        return with_frozen(simulate(own, part, cluster, train, costs), plan, model, cluster, train, costs)
     reference = read(plan.sync.policy).reference
     if reference:
         return _referenced(plan, model, cluster, train, costs, reference)

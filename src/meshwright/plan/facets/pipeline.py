@@ -9,7 +9,20 @@ import msgspec
 
 from meshwright import schedules
 from meshwright.errors import Diagnostic, MeshwrightError
-from meshwright.plan.facet import ALONE, LAYER, NUMBERED, STRUCTURE, Facet, Field, Form, count, divisors, wrong
+from meshwright.plan.facet import (
+    ALONE,
+    KEYED,
+    LAYER,
+    NUMBERED,
+    STRUCTURE,
+    Facet,
+    Field,
+    Form,
+    count,
+    divisors,
+    unrun,
+    wrong,
+)
 from meshwright.plan.slices import kinds, meet_inside
 
 if TYPE_CHECKING:
@@ -32,11 +45,13 @@ ENDS = 2
 
 
 class Pipeline(msgspec.Struct, frozen=True, kw_only=True):
-    """The pipeline facet of a plan: the schedule, the chunks that a rank holds (``vpp``), sequences per microbatch."""
+    """The pipeline facet of a plan: the schedule, the chunks that a rank holds (``vpp``), sequences per microbatch; the
+    first ``fill`` layers are frozen and run ahead of each step, in the waits of the step before."""
 
     schedule: str = "1f1b"
     vpp: int = 1
     microbatch: int = 1
+    fill: int = 0
 
 
 def _stages(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
@@ -178,6 +193,13 @@ def _schedule_words(plan: Plan) -> list[str]:
     return [plan.pipeline.schedule] if plan.pipeline.schedule != "1f1b" or plan.layout.pp > 1 else []
 
 
+def _unexecutable(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic]:
+    """Yield what the executor does not do with the words of this facet."""
+    if plan.pipeline.fill:
+        message = f"fill_layers={plan.pipeline.fill}: frozen layers in the waits of a pipeline are priced and not run"
+        yield unrun("P033", message, plan, "pipeline", f"fill = {plan.pipeline.fill}", fill=0)
+
+
 FIELDS = (
     Field(
         name="schedule",
@@ -211,6 +233,15 @@ FIELDS = (
         domain=lambda model, cluster, train: tuple(n for n in divisors(train.global_batch) if n <= MOST_MICROBATCH),
         say=lambda plan: [f"mb{plan.pipeline.microbatch}"],
     ),
+    Field(
+        name="fill_layers",
+        attribute="fill",
+        help="frozen layers at the model's beginning that ranks run in their waits, ahead of the step that needs them",
+        form=count(),
+        spelled=KEYED,
+        place=135,
+        decides=(STRUCTURE,),
+    ),
 )
 FACET = Facet(
     name="pipeline",
@@ -218,5 +249,6 @@ FACET = Facet(
     record=Pipeline,
     fields=FIELDS,
     rules=(_stages, _batch, _shares),
+    unexecutable=_unexecutable,
     implied=_implied,
 )
