@@ -204,7 +204,7 @@ def test_ranks_under_a_budget_answer_as_one_process(models, plan):
 @pytest.mark.parametrize(
     ("plan", "words", "said"),
     [
-        ("tp1", "kv_budget=shadowkv", "kv_budget=shadowkv is predicted, and not served: keys and values stay whole"),
+        ("tp1", "kv_budget=scalekv", "kv_budget=scalekv is predicted, and not served: layers keep alike"),
         ("tp1", "kv_budget=h2o,prefix_cache=yes", "a KV budget and shared prefixes"),
         ("tp1", "kv_budget=h2o,draft=ngram", "a KV budget and guesses"),
         ("tp4", "kv_budget=h2o", "a KV budget where tp4 repeats key-value heads"),
