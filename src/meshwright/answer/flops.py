@@ -5,6 +5,7 @@ from __future__ import annotations
 from meshwright import layers
 from meshwright.assign.draws import Drawn
 from meshwright.cost.roofline import peak_flops
+from meshwright.graph import KIND
 from meshwright.layers.kind import Flops, Tokens
 from meshwright.lower import Lowered
 from meshwright.simulate.simulated import Simulated
@@ -51,9 +52,12 @@ def _flops(model: Model, train: Train, drawn: Drawn | None, *, masked: bool, fro
 
 def executed_ratio(run: Simulated) -> float:
     """The operations executed over operations without recompute, from the priced tasks; a reference that moves in a
-    ``share`` of the steps takes a pass more in those."""
+    ``share`` of the steps takes a pass more in those, and a peer's backward computes its forward again."""
     keys = run.lowered.graph.cost_key
     flops, repeated = float(run.priced.flops[keys].sum()), float(run.priced.repeated[keys].sum())
+    if run.swarm is not None:
+        again = float(run.priced.flops[keys[run.lowered.graph.kind == KIND["F"]]].sum())
+        return (flops + again) / flops
     return flops * (1 + run.share) / (flops - repeated) if flops > repeated else 1.0
 
 

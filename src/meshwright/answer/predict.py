@@ -22,6 +22,7 @@ from meshwright.answer.replan import replanned
 from meshwright.answer.sensitivity import sensitivities
 from meshwright.answer.spread import batch_spread, drawn_assumptions, with_unequal
 from meshwright.answer.stragglers import in_world, varied_assumption, with_waiting
+from meshwright.answer.swarm import swarm_assumptions, swarm_attribution, swarm_cautions, swarm_in_world
 from meshwright.answer.tier_memory import tier_memory
 from meshwright.answer.to_loss import equal_loss, more_tokens
 from meshwright.causes import PRICED
@@ -89,8 +90,9 @@ def predict(
     draws = simulate_batches if plan.several or plan.sequence.groups == STATIC else simulate_groups
     batches = None if typical else draws(plan, model, cluster, train, costs)
     run = simulate(plan, model, cluster, train, costs) if batches is None else batches.typical
+    run = swarm_in_world(run, costs, world)
     shown, even = (run, run) if batches is None else (batches.shown, batches.even)
-    found, varied = in_world(run, costs, world, drawn=batches is not None)
+    found, varied = in_world(run, costs, None if run.swarm is not None else world, drawn=batches is not None)
     shown, even = (shown, even) if found is run else (found, found)
     step, useful = (
         (shown.step_time_s, 0.0) if batches is None else (batches.mean_s, float(batches.drawn.useful().mean()))
@@ -98,7 +100,7 @@ def predict(
     step = step if varied is None else varied.mean_s
     who = identity(model, cluster, train, plan, costs, shown.lowered.graph)
     clients = client_rounds(run, model, cluster, train, plan, costs, world)
-    ranks = rank_memory(run, costs)
+    ranks = rank_memory(run.wave or run, costs)
     tiers = tier_memory(run, costs)
     shown_ranks = _of_classes(ranks, shown)
     timeline = _timeline(shown, who, shown_ranks, costs, traced=detail)
@@ -107,9 +109,10 @@ def predict(
         split = attribution(_timeline(even, who, ranks, costs, traced=False), even.priced.parts)
     split = split if batches is None else with_unequal(split, batches)
     split = split if varied is None else with_waiting(split, varied)
+    split = split if run.swarm is None else swarm_attribution(run, costs)
     draws, rounds = interval_draws(even) * (step / even.step_time_s), _round(run)
     within = interval(draws, step)
-    job = world if world is not None and world.of_job else None
+    job = world if world is not None and world.of_job and run.swarm is None else None
     bill = money(cluster, plan, train, step, useful=useful)
     metrics = _metrics(run, Metric(step, within), split["bubble"] / step, ranks, bill, batches)
     parts = run.lowered.parts
@@ -120,7 +123,7 @@ def predict(
     )
     equal = equal_loss(plan, model, train)
     routed = None if plan.several else expert_answer(run.lowered, model, train, plan)
-    resting = (*resting, *expert_assumptions(routed, train, plan))
+    resting = (*resting, *expert_assumptions(routed, train, plan), *swarm_assumptions(run, world))
     resting = resting if varied is None else (*resting, varied_assumption(varied, world))
     return Prediction(
         model=model,
@@ -132,7 +135,7 @@ def predict(
         attribution=split,
         memory=shown_ranks,
         tiers=tiers,
-        sensitivities=sensitivities(run, costs) if detail else (),
+        sensitivities=sensitivities(run, costs) if detail and run.swarm is None else (),
         assumptions=resting if batches is None else (*resting, *drawn_assumptions(batches, train)),
         warnings=told,
         cautions=(
@@ -140,6 +143,7 @@ def predict(
             *(one.text for one in (choice, allotment) if one is not None),
             *_approximate(plan, train, rounds),
             *otherwise(plan),
+            *swarm_cautions(plan),
             *more_tokens(equal),
             *expert_cautions(routed, plan),
             *_growing(model, cluster, train, plan, costs, step),
@@ -173,6 +177,7 @@ def predict(
         round=rounds,
         stragglers=varied,
         clients=clients,
+        swarm=run.swarm,
         choice=choice,
         memory_sigma=costs.framework.memory_sigma,
         experts=routed,

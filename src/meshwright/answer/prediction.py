@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from meshwright.simulate.clients import ClientRounds
     from meshwright.simulate.stragglers import Stragglers
+    from meshwright.simulate.swarm import SwarmRun
 
 FORMAT_VERSION = 1
 
@@ -234,11 +235,11 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     given: with them the run has the same order. ``goal`` is what the training run was asked to stay within. ``batches``
     say how steps differ where documents do; ``round`` where replicas average now and then: the timeline is that of the
     step that averages. ``stragglers``: how steps vary in a world in which ranks do. ``clients``: the rounds of those of
-    a server. ``choice``: how the layers whose gradients are encoded, or the parts of sums, were chosen, where the plan
-    left that open. ``equal_loss``: how many times the tokens of ``sync=step`` the plan takes to its loss, where it
-    trains differently and that is known. ``pools`` say what each of several does. ``memory_sigma``: the relative error
-    of its peaks of memory. ``tiers``: what hosts and drives hold, where state lies there. ``experts``: how they are
-    loaded, where the question says how tokens are routed.
+    a server. ``swarm``: the steps of peers that are chosen as it goes. ``choice``: how the layers whose gradients are
+    encoded, or the parts of sums, were chosen, where the plan left that open. ``equal_loss``: how many times the tokens
+    of ``sync=step`` the plan takes to its loss, where it trains differently and that is known. ``pools`` say what each
+    of several does. ``memory_sigma``: the relative error of its peaks of memory. ``tiers``: what hosts and drives hold,
+    where state lies there. ``experts``: how they are loaded, where the question says how tokens are routed.
     """
 
     model: Model
@@ -265,6 +266,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     round: RoundTimes | None = None
     stragglers: Stragglers | None = None
     clients: ClientRounds | None = None
+    swarm: SwarmRun | None = None
     choice: CodeChoice | SumChoice | None = None
     equal_loss: TokensFactor | None = None
     pools: tuple[PoolShare, ...] = ()
@@ -418,6 +420,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
             "equal_loss": msgspec.to_builtins(self.equal_loss),
             "stragglers": msgspec.to_builtins(self.stragglers),
             "clients": None if self.clients is None else self.clients.to_json(),
+            "swarm": None if self.swarm is None else self.swarm.to_json(),
             "attribution": self.attribution,
             "memory": [msgspec.to_builtins(m) for m in self.memory],
             "tiers": [msgspec.to_builtins(tier) for tier in self.tiers],

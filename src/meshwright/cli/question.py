@@ -319,6 +319,7 @@ def _one_cluster(reader: Callable[[str], Any]) -> Callable[[str], Any]:
 def read_world(question: Question, parts: Iterable[Any]) -> tuple[JobWorld | None, list[Diagnostic]]:
     """The world that the run of a question meets, None where none is said, and what is wrong with it, also for the
     workload among the `parts`."""
+    from meshwright.plan import Plan
     from meshwright.spec.workload import Train
     from meshwright.world.trace import read
 
@@ -331,6 +332,9 @@ def read_world(question: Question, parts: Iterable[Any]) -> tuple[JobWorld | Non
         world = None
         wrong += error.diagnostics
     job = world is None or world.of_job
+    parts = tuple(parts)
+    if any(isinstance(part, Plan) and not part.several and part.passes.swarm is not None for part in parts):
+        return world, wrong  # whose steps meet it
     if job and any(isinstance(part, Train) and not part.tokens for part in parts):
         help = "add --tokens 15t, or tokens=15t to the workload"
         message = "a world is of a whole run, and its tokens are not said"

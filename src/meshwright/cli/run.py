@@ -30,6 +30,7 @@ from meshwright.cli.run_options import (
 )
 from meshwright.cli.run_rates import by_policy
 from meshwright.cli.run_room import without_room
+from meshwright.cli.run_swarm import of_peers, swarmed, wrong_peers
 from meshwright.cli.run_worlds import bad, elastic, measured, recovered, unelastic, unknown, wrong_world
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.run.environment import is_first, launched, num_cores
@@ -74,6 +75,8 @@ def _run(argv: list[str]) -> int:
         note(_begin(job, num_ranks))
     if not job.plan.several and read(job.plan.sync.policy).rule.decider is not None:
         return _of_clients(given, job, predicted)
+    if of_peers(job.plan):
+        return swarmed(given, job, predicted, _write)
     if given.elastic:
         return elastic(given, job, predicted, _write)
     if given.world:
@@ -166,6 +169,8 @@ def _read(given: RunOptions, wrong: list[Diagnostic]) -> tuple[Job, Callable[[An
     """The job, and its prediction for documents of given lengths, once nothing is wrong with either."""
     said = {field: getattr(given, field) for field in (*WANTED, *OPTIONAL)}
     said["model"] = given.plan_file or given.model
+    from meshwright.plan import Plan
+
     question = asked(said)
     if given.plan_file.endswith(".toml") and given.model:
         question = msgspec.structs.replace(question, model=_here(given.model))
@@ -177,6 +182,8 @@ def _read(given: RunOptions, wrong: list[Diagnostic]) -> tuple[Job, Callable[[An
     wrong += unwritable(given.job_trace, "--job-trace") + reported(given)
     wrong += _contradictions(given) + contradictions(given.link, given.device, given.world) + lacking("run", *NEEDED)
     parts, found = read_parts(question)
+    peers = any(isinstance(part, Plan) and of_peers(part) for part in parts)
+    wrong += wrong_peers(given) if peers else wrong_world(given)
     if wrong or found:
         raise MeshwrightError([*wrong, *found])
     model, cluster, train, plan = parts
@@ -351,7 +358,6 @@ def _contradictions(given: RunOptions) -> list[Diagnostic]:
             out.append(bad(f"--{option.replace('_', '-')}", "it needs a folder of checkpoints: --out FOLDER"))
     if given.lengths and launched():
         out.append(bad("--lengths", "the text's lengths are written where it is tokenised: run it without a launcher"))
-    out += wrong_world(given)
     if given.out and Path(given.out).is_file():
         out.append(bad(f"--out {given.out}", "it is a file: name a folder"))
     elif given.out and (Path(given.out) / "index.json").is_file():

@@ -165,6 +165,27 @@ def clients(prediction: Prediction) -> list[tuple[str, str, str]]:
     ]
 
 
+def swarm(prediction: Prediction) -> list[tuple[str, str, str]]:
+    """(what, value, note) of the steps of a swarm of peers; empty where ranks are fixed."""
+    s = prediction.swarm
+    if s is None:
+        return []
+    steps = s.step_s
+    passes = [peer.passes / len(steps) for peer in s.peers]
+    spread = f"{seconds(min(steps))} to {seconds(max(steps))} in {len(steps)} steps"
+    busy = [peer.busy for peer in s.peers]
+    lines = [
+        ("a step", seconds(s.mean_s), f"{spread}; {seconds(s.sum_s)} of it sums gradients"),
+        ("passes", f"{sum(passes):,.0f}", f"a step; {min(passes):,.1f} to {max(passes):,.1f} a peer"),
+        ("at work", f"{sum(busy) / len(busy):.0%}", f"of the time; {min(busy):.0%} to {max(busy):.0%} a peer"),
+        ("sent", gibibytes(s.sent_bytes), "a step, to and from peers"),
+    ]
+    if s.lost or s.moved:
+        told = f"{s.joined} joined, {s.moved} changed their stage; {s.again:,} passes were done again"
+        lines.append(("lost", f"{s.lost} peers", told))
+    return lines
+
+
 def stragglers(prediction: Prediction) -> list[tuple[str, str, str]]:
     """(what, value, note) of steps whose compute varies; empty where it does not."""
     s = prediction.stragglers

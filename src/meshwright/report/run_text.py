@@ -160,6 +160,28 @@ def render_clients(found: Mapping[str, Any], console: Console) -> None:
             )
 
 
+def render_swarm(found: Mapping[str, Any], console: Console) -> None:
+    """Print what the peers of a swarm did, and what a simulation of the same world says."""
+    with Page(console) as page:
+        page.title("Swarm of peers")
+        passes, sent = found["passes"], f"{found['sent_bytes'] / 2**20:,.1f} MiB"
+        per = ", ".join(f"{count:,} (stage {stage})" if stage >= 0 else f"{count:,} (gone)"
+                        for count, stage in zip(passes, found["stages"]))  # fmt: skip
+        changes = f"{found['joined']} joined, {found['moved']} changed their stage; {found['again']:,} passes again"
+        rows = [
+            ("passes", f"{sum(passes):,}", f"of the peers: {per}"),
+            ("lost", f"{found['lost']:,}", changes),
+            ("sent", sent, "a step, to and from peers"),
+        ]
+        page.rows([(Text(what), Text(value, justify="right"), Text(note, "dim")) for what, value, note in rows])
+        if found["simulated_s"]:
+            page.quiet(
+                f"{seconds(found['seconds'])} in all; the same world simulated with this run's passes and sums, and "
+                f"messages that take no time: {seconds(found['simulated_s'])} "
+                f"({found['simulated_s'] / found['seconds'] - 1:+.1%})"
+            )
+
+
 def _verdict(prediction: Prediction, summary: Mapping[str, Any]) -> str:
     count = summary["last_step"] - summary["first_step"] + 1
     what = f"{prediction.model.name} under {prediction.plan.text()} on {prediction.num_devices} x {summary['device']}"

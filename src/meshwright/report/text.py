@@ -30,6 +30,7 @@ def render(prediction: Prediction, console: Console) -> None:
             _batches,
             _stragglers,
             _clients,
+            _swarm,
             _memory,
             _sensitivities,
             _money,
@@ -105,6 +106,13 @@ def _clients(prediction: Prediction, page: Page) -> None:
     lines = facts.clients(prediction)
     if lines:
         page.title("Clients of the server")
+        page.rows([(Text(what), Text(value), Text(note, "dim")) for what, value, note in lines])
+
+
+def _swarm(prediction: Prediction, page: Page) -> None:
+    lines = facts.swarm(prediction)
+    if lines:
+        page.title("Swarm of peers")
         page.rows([(Text(what), Text(value), Text(note, "dim")) for what, value, note in lines])
 
 

@@ -202,7 +202,7 @@ class Trainer:
             actions,
             self.mesh,
             self.stages,
-            message=self._message,
+            message=self.hidden_states,
             blocking_sends=not plan.overlap.pp,
             due=np.zeros(len(actions.kind), bool) if judged else due_after(actions, gradients_due(plan.layout)),
             final=self._final,
@@ -225,7 +225,8 @@ class Trainer:
         params = self.schedule_params
         self.pipeline = self._pipeline(order(self.plan, self.plan.num_microbatches(batch), params))
 
-    def _message(self) -> torch.Tensor:
+    def hidden_states(self) -> torch.Tensor:
+        """An empty buffer of a microbatch's hidden states, as stages send them."""
         layout = self.plan.layout
         length = self.shape.row_tokens // layout.cp // (layout.tp if layout.sp else 1)
         sizes = (length, self.shape.together, self.model.hidden)

@@ -12,6 +12,7 @@ from meshwright.lower import Lowered
 from meshwright.simulate.memory import Ordered, ordered
 from meshwright.simulate.price import Priced
 from meshwright.simulate.rounds import Round, round_of
+from meshwright.simulate.swarm import SwarmRun
 
 
 class Simulated(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -20,7 +21,8 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     collectives' errors included; else what comes on top of them. ``schedule_params`` are what the schedule was built
     for, besides its size. ``round``: the times are those of the step that exchanges, one of several; None where
     all steps are alike. ``moving``: the step that a plan with a reference point takes besides in a ``share`` of its
-    steps, with a pass of its own, when that point moves."""
+    steps, with a pass of its own, when that point moves. ``swarm``: the steps of peers that are chosen as it goes; the
+    times are then those of fixed ranks, and ``wave`` the step of one microbatch on each, which is what a peer does."""
 
     lowered: Lowered
     priced: Priced
@@ -32,6 +34,8 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     round: Round | None = None
     moving: Simulated | None = None
     share: float = 0.0
+    swarm: SwarmRun | None = None
+    wave: Simulated | None = None
 
     @classmethod
     def of(
@@ -66,5 +70,7 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def step_time_s(self) -> float:
         """Seconds of a step, in the mean over a round, and over those in which a reference moves."""
+        if self.swarm is not None:
+            return self.swarm.mean_s
         own = float(self.end_s.max()) if self.round is None else self.round.mean_s
         return own if self.moving is None else own + self.share * self.moving.step_time_s

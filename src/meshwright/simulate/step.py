@@ -19,6 +19,7 @@ from meshwright.simulate.filling import with_frozen
 from meshwright.simulate.price import Pricer
 from meshwright.simulate.schedule_times import fastest_order, takes_times
 from meshwright.simulate.simulated import Simulated
+from meshwright.simulate.swarm_sizes import alone, swarmed, wave_of
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
@@ -41,6 +42,8 @@ def simulate(
     here: stages with tables that know their layers, a pricer of these costs, and structures."""
     if plan.several:
         return _joint(plan, model, cluster, train, costs)
+    if plan.passes.swarm is not None:
+        return _swarmed(plan, model, cluster, train, costs)
     if plan.pipeline.fill:
         own, part = without_frozen(plan), trained_part(plan, model)
         return with_frozen(simulate(own, part, cluster, train, costs), plan, model, cluster, train, costs)
@@ -50,6 +53,15 @@ def simulate(
     if takes_times(plan):
         return fastest_order(plan, model, cluster, train, costs)
     return _alone(stages or Stages(plan, model, train, Mesh(plan, cluster)), costs, pricer, structures)
+
+
+def _swarmed(plan: Plan, model: Model, cluster: Cluster, train: Train, costs: Costs) -> Simulated:
+    """A plan whose stages are pools of peers."""
+    plain, one = alone(plan, train)
+    wave = simulate(plain, model, cluster, one, costs)
+    fixed = _alone(Stages(plan, model, train, Mesh(plan, cluster)), costs)
+    swarm = swarmed(plan, cluster, train, wave_of(wave, costs), costs, None)
+    return msgspec.structs.replace(fixed, swarm=swarm, wave=wave)
 
 
 def _alone(

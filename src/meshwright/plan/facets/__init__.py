@@ -24,6 +24,7 @@ MODULES = [
     "meshwright.plan.facets.kernels",
     "meshwright.plan.facets.overlap",
     "meshwright.plan.facets.sync",
+    "meshwright.plan.facets.passes",
     "meshwright.plan.facets.serving",
     "meshwright.plan.facets.denoising",
 ]

@@ -1,0 +1,102 @@
+"""A swarm of peers as a part of an answer: its steps in a world, and where their time goes."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from meshwright.answer.prediction import Assumption
+from meshwright.causes import CAUSE, PRICED, STEP
+from meshwright.cost import Costs
+from meshwright.errors import MeshwrightError
+from meshwright.plan import Plan
+from meshwright.simulate.simulated import Simulated
+from meshwright.simulate.swarm import SwarmWorld
+from meshwright.simulate.swarm_sizes import swarmed, wave_of
+from meshwright.sync.record import NO_CODEC
+from meshwright.world.crowd import ALIKE
+from meshwright.world.slow import SlowStep
+from meshwright.world.trace import JobWorld, changes, unknown_nodes
+
+
+def world_of(world: JobWorld | None, peers: int) -> SwarmWorld:
+    """Return what a world holds for so many peers.
+
+    Raises:
+        MeshwrightError: O006 for words that a swarm has nothing for, O007 for nodes that there are not.
+    """
+    if world is None:
+        return SwarmWorld((1.0,) * peers, (1.0,) * peers)
+    slow = world.slow or SlowStep(seed=world.seed)
+    if slow.slowlink:
+        message = "slowlink= is of two ranks that send to each other, and peers send to whoever trains"
+        raise MeshwrightError.one("O006", message, place="--world", help="say slownic= of a peer's port")
+    if world.trace is not None and any(one.slowdown is not None for one in world.trace):
+        message = "a trace's `slow` lines are of a whole job, and peers differ"
+        raise MeshwrightError.one("O006", message, place=f"--world {world.source}", help="say slow=3x1.5 of a peer")
+    unknown = unknown_nodes(world.trace or (), peers, world.source)
+    if unknown:
+        raise MeshwrightError(unknown)
+    return SwarmWorld(
+        computing=tuple(slow.computing(peers).tolist()),
+        sending=tuple(slow.sending(peer, peer) for peer in range(peers)),
+        jitter=world.jitter or ALIKE,
+        seed=world.seed,
+        failures=(one for one in changes(world, world.mtbf_s, 0) if one.slowdown is None),
+        spares=world.spares,
+        repair_s=world.repair_s,
+        restart_s=world.restart_s or 0.0,
+    )
+
+
+def swarm_in_world(run: Simulated, costs: Costs, world: JobWorld | None) -> Simulated:
+    """The step of a plan's swarm that was simulated among peers that are alike and stay, in a world; any other plan's
+    as it is."""
+    if run.swarm is None or world is None:
+        return run
+    lowered = run.lowered
+    found = world_of(world, lowered.plan.layout.num_ranks)
+    plan, train = lowered.plan, lowered.stages.train
+    swarm = swarmed(plan, lowered.mesh.cluster, train, wave_of(run.wave, costs), costs, found)
+    return msgspec.structs.replace(run, swarm=swarm)
+
+
+def swarm_attribution(run: Simulated, costs: Costs) -> dict[str, float]:
+    """Seconds of a step by cause, in the mean over peers; a backward's forward is ``recompute``, and what a peer waits
+    for work, on its way or not yet there, is ``bubble``."""
+    swarm, wave = run.swarm, wave_of(run.wave, costs)
+    forward, backward = wave.forward.mean((0, 1)), wave.backward.mean((0, 1))
+    parts = forward + backward
+    parts[CAUSE["recompute"]] += forward.sum()
+    parts *= swarm.computing_s / parts.sum()
+    parts[CAUSE["dp"]] += swarm.sum_s
+    parts[CAUSE["optimizer"]] += swarm.update_s
+    whole = float(np.mean(swarm.step_s))
+    out = dict.fromkeys((cause.name for cause in STEP), 0.0)
+    out |= {name: float(seconds) for name, seconds in zip(PRICED, parts)}
+    out["bubble"] = max(0.0, whole - float(parts.sum()))
+    return {name: seconds * swarm.mean_s / whole for name, seconds in out.items()}
+
+
+def swarm_assumptions(run: Simulated, world: JobWorld | None) -> tuple[Assumption, ...]:
+    """The assumptions behind the steps of a swarm."""
+    if run.swarm is None:
+        return ()
+    met = "in the world that is said" if world is not None else "of peers that stay"
+    return (
+        Assumption(
+            "peers",
+            f"{len(run.swarm.step_s)} steps simulated {met}",
+            "whoever trains is never waited for, and has ports enough; a peer's speed at another stage is its own by "
+            "that of the stages; the timeline is that of fixed ranks",
+        ),
+    )
+
+
+def swarm_cautions(plan: Plan) -> tuple[str, ...]:
+    """A caution where what goes between the stages of a swarm loses digits."""
+    if plan.several or plan.passes.swarm is None or plan.passes.swarm.code == NO_CODEC:
+        return ()
+    code = plan.passes.swarm.code
+    said = f"passes={plan.passes.policy} is approximate: what goes between stages travels in {code}, and loses digits"
+    return (said,)
