@@ -6,12 +6,16 @@ import pytest
 import torch
 
 import meshwright as mw
+from meshwright.answer.predict import simulate
+from meshwright.cost import standard
 from meshwright.errors import MeshwrightError
 from meshwright.plan import parse
 from meshwright.run.data.corpus import Corpus
 from meshwright.run.judge import own_of
 from meshwright.run.mesh import alone, build
+from meshwright.run.record import Off, Recorder, install
 from meshwright.run.trainer import Trainer
+from meshwright.spec.cluster import load
 from meshwright.spec.workload import Train
 from tests.run import local
 from tests.run.processes import launch
@@ -45,7 +49,7 @@ def trained(rank, text):
     return local.state(trainer)
 
 
-def by_hand(rank):
+def by_hand(rank, fused=lambda name: True):
     share = msgspec.structs.replace(TRAIN, global_batch=2)
     trainers = [Trainer(MODEL, parse("tp1 mb1").on(1), share, alone(), settings=local.SETTINGS) for _ in range(2)]
     for step in range(4):
@@ -53,19 +57,50 @@ def by_hand(rank):
             trainer.step(corpus().own(step, part, 2, rows=2))
         if step % 2:
             for same in zip(*(t.optimizer.held for t in trainers)):
+                if not fused(same[0].parameter.parts[0].name):
+                    continue
                 mean = torch.stack([h.master for h in same]).mean(0)
                 for h in same:
                     h.master.copy_(mean)
             for trainer in trainers:
                 trainer.publish()
-    return local.state(trainers[0])
+    return [local.state(trainer) for trainer in trainers]
+
+
+def shared(name):
+    return name not in ("lm_head.weight", "model.norm.weight")
 
 
 def test_replicas_on_runs_of_their_own_are_fused_as_by_hand():
-    (expected,) = launch(1, by_hand)
+    ((expected, _),) = launch(1, by_hand)
     for held in launch(2, trained, "dp2 mb1 sync=cold-fusion:h=2"):
         apart = differences(local.whole([held], "param"), local.whole([expected], "param"))
         assert max(apart.values()) < 1e-12, max(apart, key=apart.get)
+
+
+def test_heads_of_their_own_are_what_each_replica_made_of_them_and_nothing_of_them_is_sent():
+    (expected,) = launch(1, by_hand, shared)
+    got = launch(2, sending, "dp2 mb1 sync=cold-fusion:h=2,heads=own")
+    for (held, sent), want in zip(got, expected):
+        apart = differences(local.whole([held], "param"), local.whole([want], "param"))
+        assert max(apart.values()) < 1e-12, max(apart, key=apart.get)
+        run = simulate(parse("dp2 mb1 sync=cold-fusion:h=2,heads=own"), MODEL, load("2xh100"), TRAIN, standard())
+        programs = [run.lowered.programs[k] for k in run.lowered.graph.cost_key]
+        told = sorted(2 * m.num_bytes for p in programs for m in p.moves if p.rare)
+        assert sorted(sent) == sorted(2 * told)  # numbers of 8 bytes in place of 4, in two rounds
+    model = llama(layers=1, vocab=64, tied_embeddings=True)
+    with pytest.raises(MeshwrightError) as refused:
+        mw.predict(model, load("2xh100"), TRAIN, parse("dp2 mb1 sync=cold-fusion:h=2,heads=own"))
+    assert any("heads=fused" in one.help for one in refused.value.diagnostics)
+
+
+def sending(rank, text):
+    recorder = Recorder(rank=rank, device=torch.device("cpu"), warmup=0, keep=4)
+    install(recorder)
+    held = trained(rank, text)
+    install(Off())
+    labels = [recorder.recording().labels[i] for i in recorder.recording().label.tolist()]
+    return held, [one.num_bytes for one in labels if one.num_bytes]
 
 
 def test_a_text_that_is_divided_otherwise_is_refused():

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from meshwright.graph import MemoryEvents, RankClass, TaskGraph
+from meshwright.graph import MemoryEvents, TaskGraph
 from meshwright.layers.pieces import Context
 from meshwright.lower.meeting import meeting
-from meshwright.lower.place import Mesh, first_of_group
+from meshwright.lower.place import Mesh, first_of_group, rank_classes
 from meshwright.lower.program import LayerPass, Move, Program, Site, in_pieces
 from meshwright.lower.roles import (
     UPDATED,
@@ -43,6 +43,7 @@ from meshwright.sync.fragments import (
     EVERY,
     EXPERT,
     GRADIENTS,
+    HEADED,
     NEIGHBOURS,
     REPEATED,
     TIED,
@@ -233,10 +234,13 @@ class Binder:
 
     def fragments(self, units: tuple[Unit, ...]) -> list[Fragment]:
         """Return the fragments of some layers on one rank, which are all ``plain`` or all not."""
+        heads = tuple(u for u in units if u.kind == HEAD) if self.policy.own_heads else ()
+        if 0 < len(heads) < len(units):
+            return [*self.fragments(tuple(u for u in units if u.kind != HEAD)), *self.fragments(heads)]
         params = self.stages.total_params(units)
         found: list[Fragment] = []
         tied = 0.0 if self.policy.alike or not params.trained_dense else self._tied(units)
-        whole, repeated = (params.whole, params.repeated) if self.apart else (0.0, 0.0)
+        whole, repeated = (params.whole, params.repeated) if self.apart and not heads else (0.0, 0.0)
         beside = tied + whole + repeated
         vectors, rule = 0.0, self.policy.rule
         shapes = self._tensors(units, fused=rule.vectors_apart) if self.by_tensors or rule.vectors_apart else {}
@@ -248,7 +252,7 @@ class Binder:
             (WHOLE, whole, whole),
             (REPEATED, repeated, repeated),
             (VECTOR, vectors, vectors),
-            (DENSE, params.dense - beside, params.trained_dense - beside),
+            (HEADED if heads else DENSE, params.dense - beside, params.trained_dense - beside),
             (EXPERT, params.expert, params.trained_expert),
         ):
             if held:
@@ -431,19 +435,4 @@ def freed_first(memory: MemoryEvents) -> MemoryEvents:
     return msgspec.structs.replace(
         memory,
         **{name: getattr(memory, name)[order] for name in ("task", "rank", "at_end", "num_bytes", "category")},
-    )
-
-
-def rank_classes(mesh: Mesh) -> tuple[RankClass, ...]:
-    """The rank classes: a pipeline rank of a class of slices each."""
-    per_slice = mesh.layout.tp * mesh.layout.cp
-    return tuple(
-        RankClass(
-            slice=index if len(mesh.slices) > 1 else -1,
-            stage=stage,
-            device=kind.devices[stage].name,
-            multiplicity=per_slice * kind.multiplicity,
-        )
-        for index, kind in enumerate(mesh.slices)
-        for stage in range(mesh.layout.pp)
     )

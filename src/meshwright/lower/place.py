@@ -13,6 +13,7 @@ from functools import cached_property
 import msgspec
 import numpy as np
 
+from meshwright.graph import RankClass
 from meshwright.lower.crossing import crowding
 from meshwright.plan import Plan
 from meshwright.plan.slices import kinds
@@ -329,3 +330,18 @@ def first_of_group(mesh: Mesh, rank: int) -> int:
         stride = mesh.layout.stride(axis)
         rank -= rank // stride % getattr(mesh.layout, axis) * stride
     return rank
+
+
+def rank_classes(mesh: Mesh) -> tuple[RankClass, ...]:
+    """The rank classes: a pipeline rank of a class of slices each."""
+    per_slice = mesh.layout.tp * mesh.layout.cp
+    return tuple(
+        RankClass(
+            slice=index if len(mesh.slices) > 1 else -1,
+            stage=stage,
+            device=kind.devices[stage].name,
+            multiplicity=per_slice * kind.multiplicity,
+        )
+        for index, kind in enumerate(mesh.slices)
+        for stage in range(mesh.layout.pp)
+    )

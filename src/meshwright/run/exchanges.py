@@ -30,6 +30,7 @@ from meshwright.sync.fragments import (
     DENSE,
     EXPERT,
     GRADIENTS,
+    HEADED,
     REPEATED,
     TIED,
     VECTOR,
@@ -98,10 +99,13 @@ def parts_of(stages: dict[int, Stage], model: Model, plan: Plan) -> Parts:
     apart, vectors = encodes_apart(plan, policy), policy.rule.vectors_apart
     out: Parts = {}
     for number, stage in stages.items():
+        headed = {id(p) for p in stage.head.parameters()} if policy.own_heads and stage.head is not None else set()
         for segment, modules in enumerate(_segments(stage)):
             for parameter in (p for module in modules for p in module.parameters() if p.requires_grad):
                 kind = EXPERT if parameter.expert else TIED if parameter.info.name == table else DENSE
-                if apart and kind == DENSE and parameter.copies > 1:
+                if id(parameter) in headed:
+                    kind = HEADED
+                elif apart and kind == DENSE and parameter.copies > 1:
                     kind = WHOLE if parameter.copies == plan.layout.tp else REPEATED
                 elif vectors and kind == DENSE and all(one.rows == 1 for one in tensors(parameter)):
                     kind = VECTOR

@@ -37,7 +37,7 @@ def wanted_of(out: str, plan: str, trainer: Trainer) -> tuple[list[TensorPiece],
     if read(before).meets and not goes_on:
         return _mean_of(trainer, replicas)
     joined, common = known.get("joined", True), in_common(read(before))
-    if read(before).paths is not None and not (same and before == trainer.plan.sync.policy):
+    if read(before).differing_models and not (same and before == trainer.plan.sync.policy):
         raise MeshwrightError.one(
             "Y004",
             f"the checkpoint holds {replicas} replicas with models of their own under sync={before}, and this plan has "

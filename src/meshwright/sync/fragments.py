@@ -36,8 +36,8 @@ PASS, ROUND, STEP, EVERY = "pass", "round", "step", "every"
 #: the head uses it too. Where values are encoded by those beside them, the first are apart that all tensor-parallel
 #: ranks hold alike (``whole``), or some of them do (``repeated``: key-value heads), so that their codes are alike too.
 DENSE, EXPERT, TIED, WHOLE, REPEATED = "dense", "expert", "tied", "whole", "repeated"
-#: Parameters of one dimension, where a rule exchanges them apart.
-VECTOR = "vector"
+#: Parameters of one dimension, where a rule exchanges them apart, and the head's, where every replica has its own.
+VECTOR, HEADED = "vector", "headed"
 
 
 #: What is made of gradients in place of their sum: Lion's updates, of whose signs the copies keep a ballot; the sign of

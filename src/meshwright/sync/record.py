@@ -98,10 +98,10 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
     what arrives, or a combine with its options, as ``trimmed:cut=2``. ``outer``: the step that applies it. ``delay``:
     steps after which it does, while training goes on. ``reference``: gradients travel as what they differ from those
     at a point that moves once in so many steps in the mean, 0 where they travel themselves. ``scaling``: local steps
-    are in scales that replicas share. ``own_data``: each replica has a run of the text that no other has. ``paths``:
-    models of replicas are made of modules, and sequences are routed to them. ``pruning``: clients train what a mask
-    keeps. The ``rule`` that chose them has ``values`` for its ``options`` (and the codec's, the combine's and the
-    graph's), by name.
+    are in scales that replicas share. ``own_data``: each replica has a run of the text that no other has,
+    ``own_heads``: and a head. ``paths``: models of replicas are made of modules, and sequences are routed to them.
+    ``pruning``: clients train what a mask keeps. The ``rule`` that chose them has ``values`` for its ``options`` (and
+    the codec's, the combine's and the graph's), by name.
     """
 
     rule: SyncRule
@@ -124,6 +124,7 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
     reference: int = 0
     scaling: SharedScales | None = None
     own_data: bool = False
+    own_heads: bool = False
     paths: ModulePaths | None = None
     pruning: Pruning | None = None
 
@@ -203,7 +204,12 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def apart(self) -> bool:
         """Whether replicas hold different parameters even after a round."""
-        return self.parts > 1 or self.delay > 0 or self.outer.mix > 0 or self.meets or self.paths is not None
+        return self.parts > 1 or self.delay > 0 or self.outer.mix > 0 or self.meets or self.differing_models
+
+    @property
+    def differing_models(self) -> bool:
+        """Whether replicas have parameters that others never get."""
+        return self.paths is not None or self.own_heads
 
     @property
     def copies(self) -> int:
@@ -231,7 +237,7 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def alike(self) -> bool:
         """Whether all parameters are exchanged alike: as they are, among the same."""
-        return self.plain and self.paths is None
+        return self.plain and not self.differing_models
 
     @property
     def exact(self) -> bool:

@@ -85,7 +85,7 @@ def begun(policy: SyncPolicy, part: int, step: int) -> int:
 
 def in_common(policy: SyncPolicy) -> bool:
     """Whether replicas that never hold the same parameters agree on those of the last exchange."""
-    return policy.apart and not policy.outer.eager and policy.paths is None
+    return policy.apart and not policy.outer.eager and not policy.differing_models
 
 
 def impossible(plan: Plan, model: Model, policy: SyncPolicy) -> Iterator[Diagnostic]:

@@ -62,6 +62,10 @@ def _wrong(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator
             place=f"plan.sync.policy = {said.text}",
             help="say start=update, or another optimizer",
         )
+    if said.own_heads and model.tied_embeddings:
+        message = f"the head of {model.name} is its embedding's table, which replicas share, and heads=own parts them"
+        help = "say heads=fused, or a model whose head is a table of its own"
+        yield Diagnostic(code="Y003", message=message, place=f"plan.sync.policy = {said.text}", help=help)
     if said.paths is not None:
         yield from _unrouted(said, train)
     yield from rounds.impossible(plan, model, said)
