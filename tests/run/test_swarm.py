@@ -2,15 +2,21 @@
 
 import pytest
 
+import meshwright as mw
 from meshwright.errors import MeshwrightError
+from meshwright.export import export
 from meshwright.plan import parse
 from meshwright.plan.executable import unexecutable
 from meshwright.run import data, launch, loop
 from meshwright.run.data import tokenizer
+from meshwright.run.exchanges import in_step
 from meshwright.run.job import Job
 from meshwright.run.settings import Settings
 from meshwright.run.swarm.train import train
 from meshwright.run.world import RankDied
+from meshwright.search.find import find
+from meshwright.search.restrict import restricted
+from meshwright.search.space import default
 from meshwright.simulate.swarm import SwarmWorld
 from meshwright.spec.dimensions import transformer
 from meshwright.spec.workload import Train
@@ -73,6 +79,17 @@ def test_messages_in_eight_bits_lose_digits_and_train(corpus, alone):
     found = train(job(corpus, SWARM + ":code=dynamic8", 3), world())
     assert found["losses"] == pytest.approx(alone[:3], rel=2e-2) and found["losses"] != pytest.approx(alone[:3])
     assert found["swarm"]["sent_bytes"] == found["swarm"]["simulated_bytes"] < 6 * 5 * 16 * 16 * 8 / 7
+
+
+def test_ranks_that_are_asked_are_no_ranks_that_exchange_by_themselves_nor_of_other_trainers():
+    asked = mw.load_model("llama3-8b"), mw.load_cluster("8x1xa100,100gbe"), mw.parse_train("batch=32,seq=2048")
+    plan = mw.parse_plan("pp2 dp4 mb1 passes=swarm")
+    with pytest.raises(MeshwrightError, match="L005"):
+        in_step(plan)
+    with pytest.raises(MeshwrightError, match=r"cannot express passes=swarm: its stages are fixed ranks"):
+        export("megatron", *asked, plan)
+    with pytest.raises(MeshwrightError, match=r"R002.*peers are chosen as a step goes"):
+        find(*asked, space=restricted(default(*asked), fix=["passes=swarm"]))
 
 
 def test_mixtures_of_experts_are_refused(corpus):

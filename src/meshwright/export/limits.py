@@ -9,6 +9,7 @@ from meshwright.export.gap import Gap, Limits
 from meshwright.export.request import ExportRequest
 from meshwright.plan import Experts
 from meshwright.plan.facets.layout import DEFAULT_ORDER
+from meshwright.plan.facets.passes import FIXED
 from meshwright.plan.facets.sequence import HANDED, STATIC, SWAPPED
 from meshwright.sync.record import USUAL
 
@@ -97,6 +98,14 @@ def own_steps(r: ExportRequest) -> Iterator[Gap]:
             reason="its pipelines have no frozen layers in their waits",
             help="drop fill_layers",
             mend={"pipeline.fill": 0},
+        )
+    if r.plan.passes.swarm is not None:
+        yield Gap(
+            facet="passes.policy",
+            value=f"passes={r.plan.passes.policy}",
+            reason="its stages are fixed ranks",
+            help="drop passes",
+            mend={"passes.policy": FIXED},
         )
     for name, what in OWN_STEPS.items():
         if getattr(r.train, name):

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from meshwright.answer.predict import predict
+from meshwright.answer.swarm import world_of
 from meshwright.errors import MeshwrightError
 from meshwright.plan import Plan, check
 from meshwright.plan.executable import unexecutable
@@ -16,6 +17,7 @@ from meshwright.run.data import tokenizer
 from meshwright.run.job import Job, RunSummary
 from meshwright.run.reports import Told
 from meshwright.run.settings import Settings
+from meshwright.run.swarm import train as swarm
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
@@ -65,5 +67,7 @@ def train(
         portions=Portions() if plan.several else portions_of(plan, prediction.cluster),
         **job,
     )
+    if not plan.several and plan.passes.swarm is not None:
+        return msgspec.convert(swarm.train(asked, world_of(None, plan.num_ranks), on_step), RunSummary)
     found = launch.start(loop.train, asked, on_step, num_ranks=plan.num_ranks, device=device, stops=True)
     return None if found is None else msgspec.convert(found, RunSummary)

@@ -199,7 +199,15 @@ def exchanges_of(
 
 
 def in_step(plan: Plan) -> Plan:
-    """Return the plan; raise L005 where replicas are clients of a server, and have no steps in common."""
+    """Return the plan; raise L005 where replicas are clients of a server, and have no steps in common, or ranks are
+    peers that others ask."""
+    if not plan.several and plan.passes.swarm is not None:
+        raise MeshwrightError.one(
+            "L005",
+            f"ranks under passes={plan.passes.policy} are peers, which whoever trains asks for passes",
+            place="plan.passes",
+            help="meshwright run trains them; passes=fixed has ranks that exchange by themselves",
+        )
     if not plan.several and read(plan.sync.policy).rule.decider is not None:
         raise MeshwrightError.one(
             "L005",

@@ -15,6 +15,7 @@ from meshwright.answer.risk import USUAL_RISK
 from meshwright.cost import Costs, standard_on
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
 from meshwright.plan import Plan
+from meshwright.plan.facets.passes import FIXED
 from meshwright.plan.legality import beyond_positions
 from meshwright.quantity import gibibytes
 from meshwright.search.besides import beyond_engines, beyond_risk, to_recommend, walked
@@ -92,6 +93,10 @@ def find(
     demands = demands or Demands()
     costs = costs or standard_on(cluster, dtype=train.dtype)
     space = space or default(model, cluster, train, costs.framework.defaults.gather)
+    if {*(space["passes"] or ())} - {FIXED}:
+        message = "a search prices steps whose order is known, and peers are chosen as a step goes"
+        help = "leave passes= out, and predict the plans found with it"
+        raise MeshwrightError.one("R002", message, place="--fix passes", help=help)
     if {*(space["fill_layers"] or ())} - {0}:
         message = "a search does not choose among plans whose first layers are frozen: its bounds are of a step without"
         help = "leave fill_layers= out, and predict the plans found with it"

@@ -17,6 +17,7 @@ from meshwright.run import launch
 from meshwright.run.begin import begin
 from meshwright.run.job import Job
 from meshwright.run.loop import RankRun, divided, open_corpus
+from meshwright.run.reports import Told
 from meshwright.run.swarm.driver import Swarmed, SwarmTrainer
 from meshwright.run.swarm.stage import alone_at, whole_of
 from meshwright.run.trainer import Trainer
@@ -27,9 +28,10 @@ from meshwright.timeline import pack, unpack
 from meshwright.world.swarm import Swarm
 
 
-def train(job: Job, world: SwarmWorld) -> dict[str, Any]:
+def train(job: Job, world: SwarmWorld, on_step: Told | None = None) -> dict[str, Any]:
     """Train a job whose stages are pools of peers, to its last step or until it is asked to end; a
-    :class:`~meshwright.run.job.RunSummary` as plain values, and under ``swarm`` what peers did.
+    :class:`~meshwright.run.job.RunSummary` as plain values, and under ``swarm`` what peers did. `on_step` is called
+    with every step's report, and ends the run in order by returning True.
 
     Raises:
         MeshwrightError: as :func:`meshwright.run.loop.train`.
@@ -46,7 +48,7 @@ def train(job: Job, world: SwarmWorld) -> dict[str, Any]:
     try:
         with (
             closing(Swarmed(job, decider, world, whole, corpus)) as swarm,
-            closing(RankRun(job, SwarmTrainer(whole, swarm), corpus, held)) as run,
+            closing(RankRun(job, SwarmTrainer(whole, swarm), corpus, held, on_step)) as run,
         ):
             run.steps()
             found = msgspec.to_builtins(run.summary(None, judged=run.judged))
