@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.assign.draws import draw
-from meshwright.assign.packing import cut, lay, shape, taken
+from meshwright.assign.packing import cheap_ends, costliest_first, cut, lay, shape, taken
 from meshwright.errors import MeshwrightError
 from meshwright.spec.items import PADDING, document, num_tokens, useful_tokens
 from meshwright.spec.workload import PACKS, parse
@@ -57,6 +57,22 @@ def test_balanced_rows_are_dealt_there_and_back_and_others_in_a_row():
     assert [taken(6, i, 2, "packed").tolist() for i in range(2)] == [[0, 1, 2], [3, 4, 5]]
 
 
+def test_reordered_microbatches_are_dealt_by_cost_and_begin_and_end_with_the_cheapest():
+    assert cheap_ends(6).tolist() == [5, 3, 1, 0, 2, 4] and cheap_ends(1).tolist() == [0]
+    # microbatches of two rows, the costliest first: ranks have 0, 3, 4 and 1, 2, 5 of six, the costliest in the middle
+    assert [taken(12, i, 2, "reordered", 2).tolist() for i in range(2)] == [[8, 9, 0, 1, 6, 7], [10, 11, 2, 3, 4, 5]]
+    laid = lay(np.array([9, 4, 4, 6]), "reordered", 10, 2)  # 81 + 1, 36 + 16, 16 + 36: 9, then 6 + 4, then 4
+    assert [laid.length[a:b].tolist() for a, b in zip(laid.row_ptr, laid.row_ptr[1:])] == [[9], [4, 6], [4]]
+    assert costliest_first(laid, np.array([2, 1, 0])).tolist() == [0, 2, 1]
+
+
+def test_reordered_batches_have_the_rows_of_packed_ones_costliest_first():
+    text = "batch=8,seq=1024,lengths=lognormal:mean=300;sigma=0.8,pack="
+    packed, reordered = (draw(parse(text + word), 1) for word in ("packed", "reordered"))
+    assert (np.sort(packed.rows[:, :, 0], axis=1) == np.sort(reordered.rows[:, :, 0], axis=1)).all()
+    assert (np.diff(reordered.loads(SQUARE), axis=1) <= 0).all()
+
+
 def test_a_document_longer_than_a_row_is_cut_or_refused():
     with pytest.raises(ValueError, match="a document of 11 tokens does not fit a row of 10"):
         lay(np.array([3, 11]), "packed", 10, 2)
@@ -77,7 +93,13 @@ def test_a_drawn_batch_has_its_tokens_and_says_which_are_useful(packing):
         assert [num_tokens(b) for b in batches] == [2048] * 4
         assert sum(useful_tokens(b) for b in batches) == useful[d]
         assert drawn.loads(SQUARE)[d].tolist() == [sum(i.new_tokens**2 * n for i, n in b) for b in batches]
-    waste = {"concat": (1, 1), "packed": (0.97, 1), "balanced": (0.95, 1), "padded": (0.2, 0.4)}[packing]
+    waste = {
+        "concat": (1, 1),
+        "packed": (0.97, 1),
+        "reordered": (0.97, 1),
+        "balanced": (0.95, 1),
+        "padded": (0.2, 0.4),
+    }[packing]
     assert waste[0] <= useful.mean() / 8192 <= waste[1]
 
 

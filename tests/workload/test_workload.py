@@ -153,7 +153,7 @@ FAULTS = [
     ("batch=4,seq=8,lengths=lognormal:mean=nan;sigma=-1", "W004", "not parameters above 0: mean, sigma"),
     ("batch=4,seq=8,lengths=lognormal:mean=8;sigma=1;mode=3", "W004", "mode"),
     ("batch=4,seq=8,lengths=4;9;10", "W007", "longer than a sequence of seq=8 tokens: 9; 10"),
-    ("batch=4,seq=8,pack=tight", "W002", "pack = 'tight' is not one of packed, padded, balanced, concat"),
+    ("batch=4,seq=8,pack=tight", "W002", "pack = 'tight' is not one of packed, padded, balanced, reordered, concat"),
     ("batch=4,seq=8,seed=-1", "W002", "is not a whole number from 0"),
     ("seq=8", "W003", "does not say batch"),
     ("batch=4", "W003", "does not say seq"),

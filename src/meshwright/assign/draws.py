@@ -12,10 +12,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.assign.packing import Laid, lay, shape
+from meshwright.assign.packing import Laid, costliest_first, lay, shape
 from meshwright.errors import MeshwrightError
 from meshwright.spec.items import PADDING, Batch, document
-from meshwright.spec.workload import Train
+from meshwright.spec.workload import REORDERED, Train
 
 #: Microbatches that are drawn in all, in so many global batches at least and at most.
 MICROBATCHES, LEAST, MOST = 4096, 8, 32
@@ -101,6 +101,8 @@ def draw(train: Train, microbatch: int) -> Drawn | None:
     else:
         last = int(laid.num_rows > num_draws * rows)  # may hold the few documents that were left
         order = rng.permutation(laid.num_rows - last)[: num_draws * rows]
+    if train.packing == REORDERED:
+        order = np.concatenate([costliest_first(laid, some) for some in order.reshape(num_draws, rows)])
     return Drawn(laid=laid, rows=order.reshape(num_draws, rows // together, together))
 
 

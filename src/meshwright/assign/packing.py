@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.assign import Assigned, Problem, solve
-from meshwright.spec.workload import Train
+from meshwright.spec.workload import OVER_BATCHES, REORDERED, Train
 
 
 class PackShape(NamedTuple):
@@ -62,15 +62,34 @@ def shape(train: Train, microbatch: int) -> PackShape:
     return PackShape(train.seq_len * joined, train.global_batch // joined, together)
 
 
-def taken(rows: int, index: int, size: int, packing: str) -> NDArray[np.int64]:
+def taken(rows: int, index: int, size: int, packing: str, together: int = 1) -> NDArray[np.int64]:
     """Return which of a global batch's rows data-parallel rank `index` of `size` takes, in its order: consecutive ones.
     ``balanced`` rows, the costliest first, are assigned in turn, there and back, so that the work of ranks is alike at
-    every moment and in all."""
+    every moment and in all; so are ``reordered`` ones, in microbatches of so many `together`, of which each rank takes
+    the cheapest first and last (:func:`cheap_ends`)."""
     each = rows // size
-    if packing != "balanced":
+    if packing not in OVER_BATCHES:
         return np.arange(index * each, (index + 1) * each)
-    turn = np.arange(each)
-    return turn * size + np.where(turn % 2 == 0, index, size - 1 - index)
+    turn = np.arange(each // together)
+    turn = cheap_ends(len(turn)) if packing == REORDERED else turn
+    found = turn * size + np.where(turn % 2 == 0, index, size - 1 - index)
+    return (found[:, None] * together + np.arange(together)).ravel()
+
+
+def cheap_ends(count: int) -> NDArray[np.int64]:
+    """Return an order of microbatches, of which 0 is the costliest: the cheapest first, the next cheapest last, and so
+    on to the costliest in the middle. All other stages of a pipeline wait for the first microbatch's forward and for
+    the last one's backward, as DistTrain puts them in order (Zhang et al. 2408.04275, from its abstract)."""
+    order = np.arange(count)[::-1]
+    return np.concatenate([order[::2], order[1::2][::-1]])
+
+
+def costliest_first(laid: Laid, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return some rows with those first whose documents have the most attention, padding included."""
+    pieces = np.concatenate([[0.0], np.cumsum(attention_cost(laid.length))])
+    cost = pieces[laid.row_ptr[rows + 1]] - pieces[laid.row_ptr[rows]]
+    cost += attention_cost(laid.row_tokens - laid.filled[rows])
+    return rows[np.argsort(-cost, kind="stable")]
 
 
 def attention_cost(lengths: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -8,6 +8,7 @@ from meshwright.answer.prediction import Limit, Prediction, RankMemory, TierMemo
 from meshwright.causes import WORDS
 from meshwright.quantity import big, gibibytes, lacking, seconds
 from meshwright.spec.network_bill import network_bill
+from meshwright.spec.workload import REORDERED
 
 NOT_INCLUDED = "not included"
 
@@ -210,7 +211,7 @@ def batches(prediction: Prediction) -> list[tuple[str, str, str]]:
         ("p10, p50, p90", ", ".join(map(seconds, (b.p10_s, b.p50_s, b.p90_s))), f"of {b.num_draws} drawn batches"),
         ("useful tokens", f"{b.useful:.1%}", f"{b.useful_tokens:,.0f} a step in {b.documents:,.0f} documents"),
     ]
-    if b.gap or b.packing in ("packed", "balanced"):
+    if b.gap or b.packing in ("packed", "balanced", REORDERED):
         lines.append((f"{b.packing} documents", f"{b.gap:.2%}", "from the best that could be, at most"))
     return lines
 

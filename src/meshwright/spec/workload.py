@@ -93,8 +93,12 @@ LAYERWISE = ("lamb", "lars")
 #: Largest batch, length and rank: above, a slip of the keyboard.
 MAX_COUNT = 10**9
 #: How documents are laid into sequences: whole documents, as many as fit; one a sequence, filled up; in microbatches of
-#: equal tokens and equal attention; one behind the other, cut where a sequence ends.
-PACKS = ("packed", "padded", "balanced", "concat")
+#: equal tokens and equal attention; as many as fit, with the sequences of each batch dealt to ranks and put in order by
+#: their attention; one behind the other, cut where a sequence ends.
+REORDERED = "reordered"
+PACKS = ("packed", "padded", "balanced", REORDERED, "concat")
+#: Those that lay out a whole global batch by what its documents cost.
+OVER_BATCHES = ("balanced", REORDERED)
 #: Whose choices a balance loss evens out, and its usual weight (Switch Transformers, 2101.03961, section 2.2).
 BALANCES, BALANCE_WEIGHT = ("micro", "global"), 0.01
 #: The word for balance by selection biases, without a loss or beside it, and how far a step moves them: DeepSeek-V3's

@@ -9,7 +9,7 @@ import msgspec
 
 from meshwright.errors import Diagnostic
 from meshwright.plan.facet import EXCHANGE, KEYED, STRUCTURE, Facet, Field, Form
-from meshwright.spec.workload import LAYERWISE
+from meshwright.spec.workload import LAYERWISE, OVER_BATCHES
 from meshwright.sync import policy, rounds
 from meshwright.sync.record import USUAL
 
@@ -47,8 +47,8 @@ def _wrong(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator
             place=f"plan.sync.policy = {said.text}",
             help="drop grow, align and clusters from the workload, or drop sync",
         )
-    if said.own_data and (train.clusters or train.packing == "balanced"):
-        taken = f"clusters={train.clusters}" if train.clusters else "pack=balanced"
+    if said.own_data and (train.clusters or train.packing in OVER_BATCHES):
+        taken = f"clusters={train.clusters}" if train.clusters else f"pack={train.packing}"
         yield Diagnostic(
             code="Y003",
             message=f"every replica has a run of the text of its own, and {taken} divides the text otherwise",

@@ -28,7 +28,7 @@ from meshwright.run.data.store import (
     digest,
     whole,
 )
-from meshwright.spec.workload import Train
+from meshwright.spec.workload import OVER_BATCHES, Train
 
 __all__ = [
     "TOKENS",
@@ -74,8 +74,8 @@ def load(
 
 def _mixed(folder: Path, train: Train, *, seed: int, place: str, **how: Any) -> MixedText:
     meta, found, wrong = msgspec.json.decode((folder / MIXTURE).read_bytes(), type=MixtureMeta), [], []
-    if train.packing == "balanced" or train.clusters:
-        word = "pack=balanced" if train.packing == "balanced" else f"clusters={train.clusters}"
+    if train.packing in OVER_BATCHES or train.clusters:
+        word = f"pack={train.packing}" if train.packing in OVER_BATCHES else f"clusters={train.clusters}"
         message = f"{word} lays out one text, and the mixture has {len(meta.sources)}"
         help = "take pack=packed, or name one text"
         raise MeshwrightError.one("D009", message, place=place, help=help)

@@ -24,10 +24,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from meshwright.assign.packing import cut, taken
+from meshwright.assign.packing import costliest_first, cut, taken
 from meshwright.atomic import write_bytes
 from meshwright.run.data.rows import NOTHING, PackedRows, laid_out
 from meshwright.spec.lengths import Lengths, of_counts
+from meshwright.spec.workload import REORDERED
 
 ROUNDS = 6
 #: Batches that a held-out loss is the mean of, at most.
@@ -97,7 +98,7 @@ class Corpus(msgspec.Struct, frozen=True, kw_only=True):
             return self.share(turn * self.global_batch, self.global_batch, dp_index, dp_size, part=part)
         if self.rows is None or self.global_batch % dp_size:
             return self.share(step * self.global_batch, self.global_batch, dp_index, dp_size)
-        return self._packed(self.rows, step, taken(self.global_batch, dp_index, dp_size, self.rows.packing))
+        return self._packed(self.rows, step, self._taken(self.rows, dp_index, dp_size))
 
     def own(self, step: int, part: int, parts: int, among: int = 0, of: int = 1, rows: int = 1) -> Batch:
         """The `rows` of one of `of` ranks, that at `among`, in step `step` of a replica that has the run `part` of the
@@ -154,11 +155,16 @@ class Corpus(msgspec.Struct, frozen=True, kw_only=True):
         chosen = sequences(places, max(1, self.num_sequences), self.seed)
         return self._num_learnt(chosen) if self.rows is None else self.rows.num_targets(chosen)
 
+    def _taken(self, rows: PackedRows, dp_index: int, dp_size: int) -> NDArray[np.int64]:
+        """Which of a step's rows a data-parallel rank takes."""
+        return taken(self.global_batch, dp_index, dp_size, rows.packing, rows.at_once)
+
     def _packed(self, rows: PackedRows, step: int, mine: NDArray[np.int64]) -> Batch:
         """The rows `mine` of a step's packed rows; groups of rows are permuted as sequences are."""
         groups = self.global_batch // rows.together
         chosen = sequences(np.arange(step * groups, (step + 1) * groups), rows.num_groups, self.seed)
         every = (chosen[:, None] * rows.together + np.arange(rows.together)).ravel()
+        every = costliest_first(rows.laid, every) if rows.packing == REORDERED else every
         tokens, targets, positions, numbers = map(torch.from_numpy, rows.arrays(self.tokens, every[mine]))
         return Batch(tokens, numbers, targets, positions, rows.num_targets(every))
 
@@ -214,6 +220,7 @@ def _part(corpus: Corpus, some: slice, starts: NDArray[np.int64]) -> Corpus:
     if rows is not None:
         width = rows.laid.row_tokens
         rows = laid_out(starts, len(tokens), rows.packing, corpus.seq_len, width, corpus.global_batch, learnt)
+        rows = msgspec.structs.replace(rows, at_once=corpus.rows.at_once)
     return msgspec.structs.replace(corpus, tokens=tokens, starts=starts, learnt=learnt, rows=rows)
 
 

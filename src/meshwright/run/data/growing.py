@@ -34,8 +34,8 @@ FORGOTTEN_S = 7 * 86400.0
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
-    """The numbers of what of a corpus is on the disk: documents that were ``read``, those of them that are ``documents`` (not empty),
-    ``tokens``, and the largest id."""
+    """The numbers of what of a corpus is on the disk: documents that were ``read``, those of them that are
+    ``documents`` (not empty), ``tokens``, and the largest id."""
 
     read: int = 0
     documents: int = 0

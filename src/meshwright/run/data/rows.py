@@ -23,13 +23,14 @@ NOTHING = -1
 class PackedRows(msgspec.Struct, frozen=True, kw_only=True):
     """``laid`` rows of pieces of a corpus; piece i of ``first`` int64 [pieces] begins at that token of it. ``ends``:
     whether a token is the last of its document, or one before a token that is not learnt: it has no target.
-    ``together`` rows are shuffled as one: a row, or a global batch."""
+    ``together`` rows are shuffled as one: a row, or a global batch. A microbatch has so many ``at_once``."""
 
     packing: str
     laid: Laid
     first: NDArray[np.int64]
     ends: NDArray[np.bool_]
     together: int
+    at_once: int = 1
 
     @property
     def num_groups(self) -> int:
@@ -76,8 +77,9 @@ def packed(
     None where documents are concatenated."""
     if train.packing in ("", "concat"):
         return None
-    row_tokens, rows, _ = shape(train, microbatch)
-    return laid_out(starts, num_tokens, train.packing, train.seq_len, row_tokens, rows, learnt)
+    row_tokens, rows, at_once = shape(train, microbatch)
+    found = laid_out(starts, num_tokens, train.packing, train.seq_len, row_tokens, rows, learnt)
+    return msgspec.structs.replace(found, at_once=at_once)
 
 
 def laid_out(
