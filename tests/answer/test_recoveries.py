@@ -2,9 +2,12 @@
 
 import pytest
 
-from meshwright.answer.recoveries import DETECTED_S, EDITED_S, StateBytes, ways
+import meshwright as mw
+from meshwright.answer.recoveries import DETECTED_S, EDITED_S, StateBytes, state_of, ways
 from meshwright.cli import main
+from meshwright.cost import standard_on
 from meshwright.simulate.job import JobSizes, run_job
+from meshwright.simulate.step import simulate
 from meshwright.world.decider import replayed
 from meshwright.world.elastic import Elastic
 from meshwright.world.recovery import Recovery
@@ -60,6 +63,18 @@ def test_an_elastic_job_goes_on_at_once_on_fewer_nodes_and_grows_again():
     assert ran.by_cause == {"steps": 100 + 195 + 770, "checkpoints": 0.0, "lost": 3.0, "restarts": 10.0, "waiting": 0.0}
     assert ran.seconds == 103 + 5 + 195 + 5 + 770
     assert replayed(decider, ran.log) == list(ran.log)
+
+
+def test_replicas_that_average_now_and_then_keep_the_ends_of_their_rounds_and_send_nothing():
+    rounds = StateBytes(each=8e9, alone=0.0, copy_bytes_s=20e9, send_bytes_s=5e9, rounds=20)
+    found = one("recovery=elastic", passes_s=0.1, state=rounds)
+    assert found.decider == Elastic(sizes=(1, 2, 3, 4), spares=0, save_every=20) and found.every == 20
+    assert found.job.save_s == pytest.approx(0.4 - 0.1)  # the copy to the host, once in 20 steps
+    asked = mw.load_model("llama3-8b"), mw.load_cluster("4x8xh100,1gbe"), mw.parse_train("batch=256,seq=4096")
+    for words, each, alone in (("hsdp8", 1, True), ("hsdp8 sync=intellect", 100, False)):
+        run = simulate(mw.parse_plan(f"{words} mb1 full").on(32), *asked, standard_on(asked[1]))
+        state = state_of(run.lowered, asked[1], 1e12)
+        assert (state.rounds, state.alone > 0) == (each, alone)
 
 
 def test_no_way_is_told_twice_and_all_of_them_side_by_side():

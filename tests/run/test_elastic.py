@@ -22,6 +22,7 @@ from meshwright.spec.dimensions import transformer
 from meshwright.spec.workload import Train
 from meshwright.world.decider import replayed
 from meshwright.world.elastic import Elastic
+from meshwright.world.trace import WorldEvent
 
 MODEL = transformer(layers=2, hidden=16, heads=2, kv_heads=1, vocab=260, ffn=24, gated=True, max_seq_len=32)
 TRAIN = Train(global_batch=3, seq_len=16, dtype="fp32")
@@ -77,6 +78,31 @@ def test_a_run_without_spares_shrinks_moves_its_layers_and_grows_again_with_the_
     assert found.losses == pytest.approx(plain.losses, rel=1e-12)
 
 
+def rounds(corpus, *trace, spares=None, ranks=2, sync="diloco:h=3", **said):
+    """A run whose replicas average once in three steps, with hosts killed at the times of a trace."""
+    own = parse(f"dp{ranks} sync={sync}").on(ranks)
+    settings = Settings(precision="float64", lr=1e-2)
+    train = Train(global_batch=6, seq_len=16, dtype="fp32", optimizer="sgd")
+    job = Job(model=MODEL, plan=own, train=train, settings=settings, corpus=corpus, steps=STEPS, quiet=True)
+    sizes = (ranks,) if spares is None else tuple(range(1, ranks + 1))
+    formed = lambda size: Formed(own if size == ranks else parse(f"dp{size} sync={sync}"))  # noqa: E731
+    found = run(job, Elastic(sizes=sizes, spares=spares, save_every=3), formed, trace=trace, **said)
+    assert len(found.losses) == STEPS and found.summary["last_step"] == STEPS
+    return found
+
+
+def test_replicas_that_average_now_and_then_go_on_from_the_last_average_when_one_is_killed(corpus):
+    found = rounds(corpus, WorldEvent(0.05, node=0), WorldEvent(0.4, node=1))
+    assert found.failures >= 1 and all(one.step % 3 == 0 and one.source == "memory" for one in found.recoveries)
+    assert found.losses == rounds(corpus).losses  # without moments nothing of a replica is lost but its round
+
+
+def test_replicas_leave_and_join_a_run_between_rounds(corpus):
+    found = rounds(corpus, WorldEvent(0.05, node=1), spares=0, ranks=3, repair_s=0.1)
+    assert [one.ranks for one in found.recoveries][:1] == [2] and {one.step % 3 for one in found.recoveries} == {0}
+    assert found.losses[-1] < found.losses[0]
+
+
 def test_a_slot_that_is_being_written_holds_no_step():
     fd, empty = os.memfd_create("slot"), os.memfd_create("empty")
     slot = Slot(fd, KeptRuns(3, RankIndex(tensors={}, file=None, layouts=(), entries=()), 16))
@@ -96,7 +122,7 @@ def test_a_slot_that_is_being_written_holds_no_step():
     [
         (["--device", "cuda"], "--elastic --device cuda cannot be"),
         (["--link", "100mbit"], "--elastic --link cannot be"),
-        (["--plan", "dp2 sync=diloco:H=4"], "replicas that step together"),
+        (["--plan", "dp2 sync=gossip"], "replicas that hold the same at the ends of rounds"),
         (["--world", "mtbf=3h"], "killed at the times of a trace, not of a mean"),
     ],
 )

@@ -17,6 +17,7 @@ from meshwright.lower import Lowered
 from meshwright.quantity import seconds
 from meshwright.simulate.job import JobSizes
 from meshwright.spec.cluster import Cluster
+from meshwright.sync.policy import read
 from meshwright.world.elastic import Elastic
 from meshwright.world.recovery import Recovery
 from meshwright.world.trace import JobWorld
@@ -42,12 +43,14 @@ class RecoveryWay(msgspec.Struct, frozen=True, kw_only=True):
 
 class StateBytes(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a job as it lies on a device: ``each`` bytes of it that this one keeps, ``alone`` those that no
-    replica holds, and bytes a second from there to the host and to another node."""
+    replica holds, and bytes a second from there to the host and to another node. ``rounds``: steps between those after
+    which every replica holds the same, 1 where they step together or never do."""
 
     each: float
     alone: float
     copy_bytes_s: float
     send_bytes_s: float
+    rounds: int = 1
 
     @property
     def copy_s(self) -> float:
@@ -65,9 +68,11 @@ def state_of(lowered: Lowered, cluster: Cluster, stored_bytes: float) -> StateBy
     layout, island = lowered.parts[0].plan.layout, cluster.islands[0]
     each = stored_bytes / len(lowered.static_bytes)
     replicated = layout.zero == 0 and layout.dp * layout.cp > 1
+    rounds = 1 if lowered.several else max(1, read(lowered.plan.sync.policy).alike_every)
     return StateBytes(
         each=each,
-        alone=0.0 if replicated else each,
+        alone=0.0 if replicated or rounds > 1 else each,
+        rounds=rounds,
         copy_bytes_s=island.node.copies_gb_s * 1e9,
         send_bytes_s=_out_bytes_s(cluster),
     )
@@ -142,7 +147,12 @@ def _lazy(
 
 
 def _in_memory(job: JobSizes, state: StateBytes, passes_s: float) -> tuple[JobSizes, str]:
-    """The sizes of a job whose every step is kept in two memories: copies and messages go on beside each other."""
+    """The sizes of a job whose every step is kept in two memories: copies and messages go on beside each other. At the
+    end of a round every replica holds what all go on from, and a copy of it on its host."""
+    if state.rounds > 1:
+        stands_s = max(0.0, state.copy_s - passes_s)
+        apart = f"{seconds(stands_s)} every {state.rounds:,} steps"
+        return msgspec.structs.replace(job, save_s=stands_s), f"{apart}: every replica holds the end of a round"
     kept_s = max(state.copy_s, state.send_s)
     stands_s = max(0.0, kept_s - passes_s)
     how = f"{seconds(stands_s)} a step: its state is in two memories after {seconds(kept_s)}, beside the next"
@@ -151,8 +161,8 @@ def _in_memory(job: JobSizes, state: StateBytes, passes_s: float) -> tuple[JobSi
 
 def _memory(world: JobWorld, job: JobSizes, state: StateBytes, passes_s: float, minutes: str) -> RecoveryWay:
     sizes, how = _in_memory(job, state, passes_s)
-    decider = Recovery(save_every=1, spares=world.spares)
-    return RecoveryWay(name="memory", job=sizes, decider=decider, every=1, keeps=how, restarts=minutes)
+    decider, every = Recovery(save_every=state.rounds, spares=world.spares), state.rounds
+    return RecoveryWay(name="memory", job=sizes, decider=decider, every=every, keeps=how, restarts=minutes)
 
 
 def _elastic(
@@ -174,8 +184,8 @@ def _elastic(
     return RecoveryWay(
         name="elastic",
         job=msgspec.structs.replace(sizes, regroup_s=regroup_s, step_of=step_of),
-        decider=Elastic(sizes=tuple(sorted(step_of)), spares=world.spares),
-        every=1,
+        decider=Elastic(sizes=tuple(sorted(step_of)), spares=world.spares, save_every=state.rounds),
+        every=state.rounds,
         keeps=how,
         restarts=f"{seconds(regroup_s)} from a failure to the next step, on {few} or more",
     )

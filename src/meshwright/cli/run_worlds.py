@@ -84,9 +84,12 @@ def unelastic(job: Job) -> list[Diagnostic]:
     out = []
     if job.plan.several:
         return [bad("--elastic with a plan of several pools", "say a plan of one pool")]
-    policy = job.plan.sync.policy
-    if read(policy).text != read(USUAL).text:
-        out.append(bad(f"--elastic with sync={policy}", f"replicas that step together: sync={USUAL}"))
+    policy = read(job.plan.sync.policy)
+    other = policy.rule.forwards or policy.rule.optimizer or policy.reference or policy.scaling or policy.own_data
+    rounds = policy.when > 1 and policy.alike_every and not other
+    if policy.text != read(USUAL).text and not rounds:
+        help = f"replicas that hold the same at the ends of rounds: sync={USUAL}, sync=local:h=8 or sync=diloco:h=8"
+        out.append(bad(f"--elastic with sync={policy.text}", help))
     if job.train.grow or job.train.align or job.train.clusters:
         what = "--elastic with a batch or rates that follow the gradient"
         out.append(bad(what, "leave grow, align and clusters out of --train"))
@@ -151,6 +154,7 @@ def elastic(given: Any, job: Job, predicted: Callable[[Any], Prediction], write:
     """The run that survives the death of any of its processes; 1 where it was asked to end before its last step."""
     from meshwright.answer.replan import replanned
     from meshwright.run.elastic import launcher
+    from meshwright.sync.policy import read as read_policy
     from meshwright.world.elastic import Elastic
     from meshwright.world.trace import JobWorld, read
 
@@ -168,7 +172,8 @@ def elastic(given: Any, job: Job, predicted: Callable[[Any], Prediction], write:
     sizes = {ranks}
     if world.spares is not None:  # else there is always one that takes the place of a lost one
         sizes |= {found.plan.num_ranks for n in range(1, ranks) if (found := formed(n)) is not None}
-    decider = Elastic(sizes=tuple(sorted(sizes)), spares=world.spares)
+    every = read_policy(job.plan.sync.policy).alike_every
+    decider = Elastic(sizes=tuple(sorted(sizes)), spares=world.spares, save_every=every)
     found = launcher.run(job, decider, formed, repair_s=world.repair_s, trace=world.trace or ())
     if found.summary["stopped"]:
         note(f"ended on request{': --resume goes on from its last checkpoint' if job.out else ''}")

@@ -380,6 +380,11 @@ class Trainer:
         routes = () if self.routes is None else self.routes.pieces(self.mesh.first)
         return [*self.rounds.named(found), *points, *routes, *(piece for one in self.coded for piece in one.pieces())]
 
+    def common_pieces(self) -> list[TensorPiece]:
+        """Parameters and moments that this rank holds at the end of a round, named as what every replica has in common:
+        its parameters are, and its moments stand for those of any."""
+        return [*self.optimizer.pieces(), *self.rounds.pieces()] if self.rounds.apart else list(self.pieces())
+
     @property
     def copies(self) -> int:
         """Copies of a parameter that step together, each of which may keep what its code lost."""

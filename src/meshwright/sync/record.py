@@ -207,6 +207,13 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
         return self.parts > 1 or self.delay > 0 or self.outer.mix > 0 or self.meets or self.differing_models
 
     @property
+    def alike_every(self) -> int:
+        """Steps between those after which all replicas hold the same parameters: 1 where they step together; 0 where
+        that is never so, or it is not known after which steps."""
+        known = self.growth is None and self.rule.decider is None and not self.apart
+        return self.when if known else 0
+
+    @property
     def differing_models(self) -> bool:
         """Whether replicas have parameters that others never get."""
         return self.paths is not None or self.own_heads

@@ -36,6 +36,8 @@ from meshwright.world.trace import WorldEvent
 
 #: A run whose ranks die so many times one after the other without a step between them does not get anywhere.
 MOST_DEATHS = 100
+#: A host that is back joins within this part of a round from its beginning: what was done of it is done again.
+SOON = 10
 
 
 class Formed(msgspec.Struct, frozen=True):
@@ -244,8 +246,11 @@ class _Driver:
             self._kill()
 
     def _takes_up(self) -> bool:
-        """Whether a host may join now: once those that train hold the state, and while they have something to do."""
-        return not self.size or (len(self.settled) == self.size and not self.over)
+        """Whether a host may join now: once those that train hold the state, while they have something to do, and where
+        all go back to the end of a round, soon after one."""
+        every = self.decider.save_every
+        soon = max(self.steps, default=0) % every * SOON <= every
+        return not self.size or (len(self.settled) == self.size and not self.over and soon)
 
     def _due(self) -> float | None:
         """When the world is to be looked at again, whatever anybody says."""
@@ -287,7 +292,8 @@ class _Driver:
         if isinstance(word, Stepped):
             self.barren, self.raised = 0, ""
             self.first_step_at = self.now() if self.first_step_at is None else self.first_step_at
-            self.steps[word.step] = word
+            if word.step not in self.steps or one is self.hosts[0]:  # of replicas that differ the first one's counts
+                self.steps[word.step] = word
         if word.epoch != self.epoch or not self.size:
             return None
         rank = self.hosts.index(one)

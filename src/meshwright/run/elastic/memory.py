@@ -26,7 +26,8 @@ from meshwright.run.checkpoint.write import layout, shapes
 from meshwright.run.pieces import TensorPiece
 from meshwright.run.trainer import Trainer
 
-#: Slots of one formation: this rank's steps of even and of odd number, and the same of the neighbour before it.
+#: Slots of one formation: two steps of this rank that were kept one after the other, and the same of the neighbour
+#: before it.
 SLOTS = 4
 _ALIGNED = 64
 
@@ -108,7 +109,7 @@ class Snapshots:
 
     def __init__(self, trainer: Trainer, fds: Sequence[int], epoch: int):
         group = trainer.mesh["world"]
-        pieces = list({name_of(p): p for p in trainer.pieces()}.values())
+        pieces = list({name_of(p): p for p in trainer.common_pieces()}.values())
         names = [name_of(p) for p in pieces]
         everyone = share(group, msgspec.json.encode(names))
         held = Counter(name for said in everyone for name in msgspec.json.decode(said, type=list[str]))
@@ -128,19 +129,20 @@ class Snapshots:
         self.handle = None if group.alone else dist.new_group(list(group.ranks), backend="gloo")
         self.sent = 0 if group.alone else self.sent
         self.works: list[dist.Work] = []
-        self.step = -1
+        self.step, self.turn = -1, 0
 
     def keep(self, step: int) -> None:
         """Keep the state after so many steps, and begin to send what this rank alone holds."""
-        own = self.own[step % 2]
+        self.turn = 1 - self.turn
+        own = self.own[self.turn]
         own.commit(-1)
         with torch.no_grad():
-            torch._foreach_copy_(self.copies[step % 2], self.live)
+            torch._foreach_copy_(self.copies[self.turn], self.live)
         own.commit(step)
         self.step = step
         if self.copied:
-            self.theirs[step % 2].commit(-1)
-            self.works.append(dist.irecv(self.theirs[step % 2].values, self.before, group=self.handle))
+            self.theirs[self.turn].commit(-1)
+            self.works.append(dist.irecv(self.theirs[self.turn].values, self.before, group=self.handle))
         if self.sent:
             self.works.append(dist.isend(own.values[: self.sent], self.after, group=self.handle))
 
@@ -150,4 +152,4 @@ class Snapshots:
         while self.works:
             self.works.pop().wait()
         if self.copied and self.step >= 0:
-            self.theirs[self.step % 2].commit(self.step)
+            self.theirs[self.turn].commit(self.step)

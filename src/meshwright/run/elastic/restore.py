@@ -91,13 +91,13 @@ def _pool(offers: list[list[Offer]], step: int, epoch: int) -> _Pool:
 def _lacks(trainer: Trainer, index: Index) -> bool:
     """Whether some element that this rank wants is in no memory."""
     found = located(index)
-    wanted = {(p.key, part.name): tuple(part.shape) for p in trainer.pieces() for part in p.parameter.parts}
+    wanted = {(p.key, part.name): tuple(part.shape) for p in trainer.common_pieces() for part in p.parameter.parts}
     return any(cover(shape, [block for block, _ in found.get(key, ())]) for key, shape in wanted.items())
 
 
 def _fetch(trainer: Trainer, pool: _Pool, slots: list[Slot]) -> None:
     """Fill the trainer's pieces from the memories: this rank's own, and messages from others."""
-    group, found, pieces = trainer.mesh["world"], located(pool.index), trainer.pieces()
+    group, found, pieces = trainer.mesh["world"], located(pool.index), trainer.common_pieces()
     wanted = set()
     for piece in pieces:
         for block in blocks(piece.parameter, piece.start, piece.stop):

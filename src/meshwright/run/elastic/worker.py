@@ -92,7 +92,8 @@ def _train(job: Job, order: Begin, before: Sequence[int], fds: Sequence[int], sa
         goes_on = job.resume or (order.epoch > 0 and bool(checkpoints(job.out)))
         begin(msgspec.structs.replace(job, resume=goes_on), trainer)
     trainer.settle()
-    memory.keep(trainer.step_count)
+    if trainer.joined:
+        memory.keep(trainer.step_count)
     memory.arrived()
     if world.size > 1:
         meet()
@@ -102,7 +103,8 @@ def _train(job: Job, order: Begin, before: Sequence[int], fds: Sequence[int], sa
     trainer.before_totals.append(memory.arrived)
 
     def stepped(step: int, result: StepResult, seconds: float) -> None:
-        memory.keep(step)
+        if trainer.round_ended:  # within a round replicas differ, and what one held is not what all go on from
+            memory.keep(step)
         say(Stepped(order.epoch, step, result.loss, result.grad_norm, seconds))
 
     run = RankRun(job, trainer, *divided(job, corpus))
