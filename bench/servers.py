@@ -4,10 +4,14 @@ Each server gets a small model with random weights, is probed for some minutes, 
 two traffics that its probes never sent: requests at random times, and a trace whose prompts begin alike. Both come at
 half of the rate that the profile says the server can do, which is fixed before either is measured.
 
-Run: python -m bench.servers transformers --python PYTHON [--seconds 120] [--requests 60]
+Run: python -m bench.servers all --python PYTHON [--seconds 120] [--requests 60] [--out FILE.txt]
+     python -m bench.servers transformers --python PYTHON
      python -m bench.servers llama-cpp --python PYTHON
      python -m bench.servers meshwright
      python -m bench.servers --url http://127.0.0.1:8000 --model NAME
+
+``all`` proves the three one after the other, goes on where one fails, and ends with every target. It wants a quiet
+machine of two cores for some twenty minutes, and says how much else ran.
 
 PYTHON has the server installed (transformers with fastapi, typer and uvicorn; llama-cpp-python[server]).
 """
@@ -40,12 +44,48 @@ from meshwright.spec.serve import Serve, parse
 from meshwright.traffic.session import opened, replayed
 from meshwright.traffic.summary import summed_up
 
+#: The servers, the quickest to fail first.
+SERVERS = ("meshwright", "llama-cpp", "transformers")
 #: Targets: relative errors of means and of 90th percentiles.
 MEAN, P90 = 0.15, 0.25
 #: The share of what a server can do that the traffics ask for, and the most requests at a time that say what that is.
 LOAD, OPEN = 0.5, 16
 #: Tokens of the longest prompt of probes, and of what prompts of the trace share.
 LONGEST, SHARED = 512, 256
+
+
+class Judged(NamedTuple):
+    """A figure of a traffic: predicted and measured milliseconds, and the ``target`` that their relative error is to
+    keep. Of a mean the prediction has an ``interval``."""
+
+    server: str
+    traffic: str
+    figure: str
+    predicted: float
+    measured: float
+    target: float
+    interval: tuple[float, float] | None = None
+
+    @property
+    def error(self) -> float:
+        """The relative error of the prediction."""
+        return self.predicted / self.measured - 1
+
+    @property
+    def met(self) -> bool:
+        """Whether the target is kept."""
+        return abs(self.error) <= self.target
+
+    def line(self) -> str:
+        """Return the figure as a line of text."""
+        said = f"{self.server:12s} {self.traffic:16s} {self.figure:9s} predicted {self.predicted:8.1f} ms"
+        said += f" measured {self.measured:8.1f} ms {self.error:+7.1%} {'met' if self.met else 'MISSED'}"
+        said += f" (within {self.target:.0%})"
+        if self.interval is not None:
+            low, high = self.interval
+            inside = "holds" if low <= self.measured <= high else "misses"
+            said += f"; 80% interval {low:.1f} to {high:.1f} {inside} it"
+        return said
 
 
 class Launched(NamedTuple):
@@ -95,35 +135,59 @@ def traffics(profile: EngineProfile, requests: int, folder: Path) -> dict[str, S
     return {"poisson": poisson, "shared prefixes": parse(f"trace={trace.name},hash_block=64", base=folder)}
 
 
-async def proved(url: str, model: str, seconds: float, requests: int, folder: Path) -> int:
-    """Calibrate, predict and measure; returns how many targets were missed."""
+async def proved(url: str, model: str, seconds: float, requests: int, folder: Path, server: str) -> list[Judged]:
+    """Calibrate, predict and measure; returns every figure."""
     session = await opened(url, model=model)
     print(f"{session.dialect.model}: prompts are {session.prompts.how}; fields {', '.join(session.dialect.extras)}")
     clock, begun = asyncio.get_running_loop().time, os.getloadavg()[0]
-    probes = await Prober(session, longest=LONGEST, budget_s=seconds, say=_note, clock=clock).make()
-    fit = fit_server(probes, model=session.dialect.model, url=url, name="bench", say=_note)
+    prober = Prober(session, longest=LONGEST, budget_s=seconds, say=_note, clock=clock)
+    fit = fit_server(await prober.make(), model=session.dialect.model, url=url, name="bench", say=_note)
     print("\n".join(report(fit)))
-    lines, missed = [], 0
+    print(f"{begun:.1f} processes ran when the probes began; pace changed by {fit.profile.pace_sigma:.1%} (one sigma)")
+    found = []
     for name, serve in traffics(fit.profile, requests, folder).items():
         predicted = predict_server(fit.profile, serve).metrics
         load = os.getloadavg()[0]
         traffic, end = await replayed(session, serve, serve.drawn(), watch=lambda state: None)
-        found = summed_up(serve, traffic, end)
-        for field in ("ttft_s", "tpot_s"):
-            if found.metrics is None:
-                continue
+        seen = summed_up(serve, traffic, end)
+        pace = await _pace(prober)
+        for field in ("ttft_s", "tpot_s") if seen.metrics is not None else ():
             for part, target in (("mean", MEAN), ("p90", P90)):
-                p, m = (getattr(getattr(side, field), part) * 1e3 for side in (predicted, found.metrics))
-                near = abs(p / m - 1) <= target
-                missed += not near
-                said = f"{name:16s} {field[:4].upper()} {part:4s} predicted {p:8.1f} ms measured {m:8.1f} ms"
-                lines.append((near, f"{said} {p / m - 1:+7.1%} {'met' if near else 'missed'} (within {target:.0%})"))
-        hits = "" if found.hit_rate is None else f", {found.hit_rate:.0%} of prompts' tokens cached"
-        _note(f"{name}: {found.answered} of {found.requests} answered, sent {found.late_s[2] * 1e3:.1f} ms late (p99)"
-              f"{hits}, {len(found.errors)} kinds of errors; {load:.1f} processes ran meanwhile")  # fmt: skip
-    print("\n".join(line for _, line in sorted(lines, key=lambda one: one[0])))  # missed first
-    print(f"{missed} of {len(lines)} missed; {begun:.1f} processes ran when the probes began")
-    return missed
+                p, m = (getattr(getattr(side, field), part) * 1e3 for side in (predicted, seen.metrics))
+                interval = getattr(predicted, field).mean_interval if part == "mean" else None
+                within = interval and (interval[0] * 1e3, interval[1] * 1e3)
+                found.append(Judged(server, name, f"{field[:4].upper()} {part}", p, m, target, within))
+        hits = "" if seen.hit_rate is None else f", {seen.hit_rate:.0%} of prompts' tokens cached"
+        print(f"{name}: {seen.answered} of {seen.requests} answered, sent {seen.late_s[2] * 1e3:.1f} ms late (p99)"
+              f"{hits}, {len(seen.errors)} kinds of errors; {load:.1f} processes ran meanwhile; single requests took "
+              f"{pace:+.0%} against those of the probes")  # fmt: skip
+    return found
+
+
+async def _pace(prober: Prober) -> float:
+    """By how much longer single requests take now than they did on average among the probes, as a share."""
+    before = [probe for probe in prober.made if probe.name == "single"]
+    now = await prober.single()
+    if now is None or not before or any(len(one.e2e) != len(now.e2e) for one in before):
+        return 0.0
+    usual = np.median([one.e2e for one in before], axis=0)
+    return float(np.median(now.e2e / usual)) - 1
+
+
+def summary(found: list[Judged], failed: dict[str, str], began: tuple[float, float, float]) -> str:
+    """Return all figures, those that missed their target first, and how many kept theirs by server."""
+    lines = [one.line() for one in sorted(found, key=lambda one: (one.met, one.server))]
+    for name in dict.fromkeys(one.server for one in found):
+        mine = [one for one in found if one.server == name]
+        means = [one for one in mine if one.interval is not None]
+        held = sum(one.interval[0] <= one.measured <= one.interval[1] for one in means)
+        lines.append(f"{name}: {sum(one.met for one in mine)} of {len(mine)} targets met; {held} of {len(means)} means "
+                     "lie within their 80% intervals")  # fmt: skip
+    lines += [f"{name}: FAILED, {why}" for name, why in failed.items()]
+    kept = sum(one.met for one in found)
+    lines.append(f"targets: {kept} of {8 * len(SERVERS) if len(found) > 8 else len(found)} met; load averages "
+                 f"before: {', '.join(f'{one:.1f}' for one in began)}")  # fmt: skip
+    return "\n".join(lines)
 
 
 def _note(text: str) -> None:
@@ -154,29 +218,51 @@ def started(name: str, python: str, folder: Path) -> tuple[subprocess.Popen[byte
     raise SystemExit(f"{name} did not start:\n" + (folder / "server.log").read_text()[-2000:])
 
 
-def main() -> None:
-    """Prove one server."""
-    parser = argparse.ArgumentParser(prog="python -m bench.servers", description=__doc__.splitlines()[0])
-    parser.add_argument("name", nargs="?", choices=("transformers", "llama-cpp", "meshwright"))
-    parser.add_argument("--python", default=sys.executable, help="the Python that has the server")
-    parser.add_argument("--url", default="", help="a server that runs already")
-    parser.add_argument("--model", default="", help="its model")
-    parser.add_argument("--seconds", type=float, default=120.0, help="how long probes may take")
-    parser.add_argument("--requests", type=int, default=60, help="requests of each traffic")
-    asked = parser.parse_args()
-    if not (asked.name or asked.url):
-        parser.error("say which server, or the --url of one that runs")
+def prove(name: str, asked: argparse.Namespace) -> list[Judged]:
+    """Start a server, unless one runs, and return its figures."""
     with tempfile.TemporaryDirectory() as place:
         folder, process, url, model = Path(place), None, asked.url, asked.model
         if not url:
-            process, url, model = started(asked.name, asked.python, folder)
+            python = sys.executable if name == "meshwright" else asked.python
+            process, url, model = started(name, python, folder)
         try:
-            missed = asyncio.run(proved(url, model, asked.seconds, asked.requests, folder))
+            return asyncio.run(proved(url, model, asked.seconds, asked.requests, folder, name or "server"))
         finally:
             if process is not None:
                 process.terminate()
-                process.wait(20)
-    sys.exit(1 if missed else 0)
+                try:
+                    process.wait(20)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+
+
+def main() -> None:
+    """Prove one server, or all."""
+    parser = argparse.ArgumentParser(prog="python -m bench.servers", description=__doc__.splitlines()[0])
+    parser.add_argument("name", nargs="?", choices=("all", *SERVERS))
+    parser.add_argument("--python", default=sys.executable, help="the Python that has the servers")
+    parser.add_argument("--url", default="", help="a server that runs already")
+    parser.add_argument("--model", default="", help="its model")
+    parser.add_argument("--seconds", type=float, default=120.0, help="how long probes of a server may take")
+    parser.add_argument("--requests", type=int, default=60, help="requests of each traffic")
+    parser.add_argument("--out", type=Path, help="a file that the figures are written to as well")
+    asked = parser.parse_args()
+    if not (asked.name or asked.url):
+        parser.error("say which server, or the --url of one that runs")
+    began, found, failed = os.getloadavg(), [], {}
+    for name in SERVERS if asked.name == "all" else (asked.name,):
+        _note(f"== {name or asked.url}")
+        try:
+            found += prove(name, asked)
+        except (Exception, SystemExit) as error:
+            if asked.name != "all":
+                raise
+            failed[name] = f"{type(error).__name__}: {str(error)[:500]}"
+    text = summary(found, failed, began)
+    print(text)
+    if asked.out:
+        asked.out.write_text(text + "\n", encoding="utf-8")
+    sys.exit(0 if found and not failed and all(one.met for one in found) else 1)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Runs the campaigns, from where they were stopped, and says what was found.
 
-Run: python -m fuzz [texts|predictions|serving|commands|engine ...] [--count N] [--seconds S] [--seed N]
+Run: python -m fuzz [texts|predictions|serving|commands|engine|deaths ...] [--count N] [--seconds S] [--seed N]
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__.splitlines()[0])
     parser.add_argument("name", nargs="*", help=f"which: {', '.join(CAMPAIGNS)} (default: all)")
     parser.add_argument(
-        "--count", type=int, help="examples of each (default: 1,000,000 texts, 1,000 engines, 20,000 of the others)"
+        "--count",
+        type=int,
+        help="examples of each (default: 1,000,000 texts, 1,000 engines or deaths, 20,000 others)",
     )
     parser.add_argument("--seconds", type=float, help="stop each after so many seconds; the next run goes on")
     parser.add_argument(

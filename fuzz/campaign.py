@@ -21,7 +21,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from fuzz.commands import Commands
-from fuzz.engine import Interleavings
+from fuzz.engine import Deaths, Interleavings
 from fuzz.found import minimised
 from fuzz.http import Http
 from fuzz.questions import Questions
@@ -35,6 +35,7 @@ CAMPAIGNS = {
     "commands": Commands,
     "http": Http,
     "engine": Interleavings,
+    "deaths": Deaths,
 }
 #: An example that takes more seconds of the processor hangs, and so does one that waits so many on the clock.
 LIMIT_S, LIMIT_CLOCK_S = 10.0, 600.0
@@ -42,7 +43,7 @@ LIMIT_S, LIMIT_CLOCK_S = 10.0, 600.0
 FIRST = 30
 MEMORY_BYTES = 12 * 2**30
 #: Examples between two reports of a worker.
-REPORT = {"texts": 500, "predictions": 20, "serving": 20, "commands": 20, "engine": 20, "http": 500}
+REPORT = {"texts": 500, "predictions": 20, "serving": 20, "commands": 20, "engine": 20, "deaths": 20, "http": 500}
 ROOT = Path(__file__).parent.parent
 
 

@@ -147,3 +147,16 @@ class Interleavings:
         for key, value in (("order", "fcfs"), ("swap", False), ("host", 0), ("guesses", 0), ("prefix", False)):
             if example["words"][key] != value:
                 yield example | {"words": example["words"] | {key: value}}
+
+
+class Deaths(Interleavings):
+    """Engines that die at least once among their events, while some are answered."""
+
+    def example(self, rng: Random) -> dict[str, Any]:
+        made = super().example(rng)
+        asks = [at for at, event in enumerate(made["events"]) if event[0] == "ask"]
+        if not asks:
+            made["events"].insert(0, ["ask", [rng.randrange(6, VOCAB) for _ in range(8)], 15, -1, 0, 0])
+        begin = asks[0] + 1 if asks else 1
+        made["events"].insert(rng.randint(begin, len(made["events"])), ["die"])
+        return made

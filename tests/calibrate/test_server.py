@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import math
+import statistics
 
 import msgspec
 import numpy as np
@@ -123,6 +125,15 @@ def test_a_server_whose_pace_changes_is_measured_at_its_median_pace(probed):
         assert probe.requests.arrival_s == pytest.approx(same.requests.arrival_s)
     found = fit_server([p for p in probes if p.name == "single"], model="tiny", url="x", name="x")
     assert found.drift == pytest.approx(1.5) and not found.doubts
+    # the sample's deviation of the logarithms of 1, 2 and 0.8, kept with three digits
+    assert found.profile.pace_sigma == pytest.approx(statistics.stdev(map(math.log, (1.0, 2.0, 0.8))), abs=5e-4)
+    steady = msgspec.structs.replace(found.profile, pace_sigma=0.0)
+    loaded = parse("rate=1,prompt=64,output=16,requests=60,seed=2")
+    widths = []
+    for profile in (steady, found.profile):
+        low, high = predict_server(profile, loaded).metrics.tpot_s.mean_interval
+        widths.append(math.log(high / low))
+    assert widths[1] > widths[0] + 1.0  # 80% of a deviation of 0.47 are 1.2 apart, either way
     assert any("took +150% in the slowest round" in line for line in report(found))
 
 

@@ -199,7 +199,7 @@ WRONG = [
     ({"prompt": "a", "logit_bias": {"266": 1}}, 400, "logit_bias", "none of the 266"),
     ({"prompt": "a", "presence_penalty": 2.5}, 400, "presence_penalty", "<= 2"),
     ({"prompt": "a", "repetition_penalty": 0}, 400, "repetition_penalty", "> 0"),
-    ({"prompt": "a", "response_format": {"type": "json_object"}}, 400, "response_format", "ask for JSON in the prompt"),
+    ({"prompt": "a", "response_format": {"type": "yaml"}}, 400, "response_format.type", "yaml"),
     ({"prompt": "a", "seed": 2**64}, 400, "seed", "<= "),
 ]
 

@@ -157,3 +157,16 @@ def test_no_engine_is_started_any_more_once_five_died_at_once(monkeypatch):
         await process.close()
 
     asyncio.run(check())
+
+
+def test_an_engine_is_given_as_long_as_its_iterations_say_once_enough_were_seen():
+    process = EngineProcess(EngineSpec(folder="a"), stall_s=300.0, learns=True)
+    assert process.patience_s == 300.0
+    process._heard, process._longest_s = supervisor.ENOUGH, 0.2
+    assert process.patience_s == supervisor.LEAST_S
+    process._longest_s = 4.0
+    assert process.patience_s == 80.0
+    process._longest_s = 100.0
+    assert process.patience_s == 300.0
+    process.learns = False
+    assert process.patience_s == 300.0

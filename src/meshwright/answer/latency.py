@@ -200,12 +200,15 @@ def drawn(replica: Replica, profile: EngineProfile) -> list[Replica]:
         total = float(seconds[mine].sum())
         sigma = table.sigma if name == "attention" else float(spread[mine].sum()) / total if total else 0.0
         factors[name] = np.exp(rng.permutation(normal) * sigma)
-    engine = np.exp(rng.permutation(normal) * profile.sigma)
+    engine = np.exp(rng.permutation(normal) * np.hypot(profile.sigma, profile.pace_sigma))
+    front = np.exp(rng.permutation(normal) * profile.front_sigma) if profile.server is not None else None
     host = replica.host
     out = []
     for draw in range(NUM_DRAWS):
         by_cause = np.array([factors[ERROR_CLASS[cause]][draw] for cause in PRICED]) * engine[draw]
         scaled = table.scaled(by_cause, float(factors["attention"][draw] * engine[draw]))
         slower = {f: getattr(host, f) * float(engine[draw]) for f in ("step_s", "request_s", "eager_s")}
+        if front is not None:  # of a measured server, what clients wait for besides
+            slower |= {f: getattr(host, f) * float(front[draw]) for f in ("front_s", "token_s")}
         out.append(msgspec.structs.replace(replica, costs=scaled, host=msgspec.structs.replace(host, **slower)))
     return out

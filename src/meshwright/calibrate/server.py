@@ -67,6 +67,7 @@ def fit_server(
         found = sum(len(p.requests) for p in probes)
         help = "look at the server's log; or more time: --seconds 300"
         raise MeshwrightError.one("T009", f"{found} probes were answered, {FEWEST} are needed", place=url, help=help)
+    pace = pace_sigma(probes)
     probes, drift = steadied(probes)
     ladder = [p for p in probes if kind_of(p) == "ladder"]
     asked = max((len(p.requests) for p in ladder), default=1)
@@ -91,7 +92,8 @@ def fit_server(
         if count:
             say(f"{tried[-1].doubts[0]}; without {', '.join(FEWER[:count])}")
         found = _fit(probes, server, terms.without(FEWER[:count]), name, url)
-        tried.append(msgspec.structs.replace(found, drift=drift, without=FEWER[:count]))
+        profile = msgspec.structs.replace(found.profile, pace_sigma=round(pace, 3))
+        tried.append(msgspec.structs.replace(found, profile=profile, drift=drift, without=FEWER[:count]))
         if not found.doubts:
             return tried[-1]
     return min(tried, key=lambda one: len(one.doubts))
@@ -121,24 +123,38 @@ def _fit(probes: list[MadeProbe], server: TriedServer, terms: Terms, name: str, 
     )
 
 
+def pace_sigma(probes: list[MadeProbe]) -> float:
+    """Return the relative standard deviation of a server's pace from one round of probes to another, 0 where there was
+    one round: what a prediction of another time does not know of it."""
+    paces = np.log([pace for _, pace in _paces(probes)])
+    return float(np.std(paces, ddof=1)) if len(paces) > 1 else 0.0
+
+
 def steadied(probes: list[MadeProbe]) -> tuple[list[MadeProbe], float]:
     """Return probes as they would have been at the server's median pace, and by how much longer the same requests took
     in the slowest round than in the fastest, as a share.
 
-    The pace of a round is that of its single requests, each against the median of all that were the same, in the
-    median; between two rounds it changes evenly. A server that takes a factor longer for everything answers as one that
+    Between two rounds the pace changes evenly. A server that takes a factor longer for everything answers as one that
     does not whose requests come that much sooner, in times that are that much shorter."""
-    alone = [p for p in probes if p.name == "single"]
-    if len(alone) < 2:
+    found = _paces(probes)
+    if len(found) < 2:
         return probes, 0.0
+    at, paces = (np.array(one) for one in zip(*found))
+    drift = float(paces.max() / paces.min() - 1)
+    return [_at_pace(p, float(np.interp(p.at_s, at, paces))) for p in probes], drift
+
+
+def _paces(probes: list[MadeProbe]) -> list[tuple[float, float]]:
+    """When each round of probes was made, and its pace: that of its single requests, each against the median of all
+    that were the same, in the median."""
+    alone = sorted((p for p in probes if p.name == "single"), key=lambda p: p.at_s)
+    if not alone:
+        return []
     asked = [(p.requests.prompt * (1 << 20) + p.requests.output, p.e2e) for p in alone]
     every, took = (np.concatenate(one) for one in zip(*asked))
     usual = {one: float(np.median(took[every == one])) for one in np.unique(every)}
-    paces = np.array([np.median(e2e / np.array([usual[one] for one in which])) for which, e2e in asked])
-    drift = float(paces.max() / paces.min() - 1)
-    at = np.array([p.at_s for p in alone])
-    order = np.argsort(at)
-    return [_at_pace(p, float(np.interp(p.at_s, at[order], paces[order]))) for p in probes], drift
+    paces = [float(np.median(e2e / np.array([usual[one] for one in which]))) for which, e2e in asked]
+    return [(p.at_s, pace) for p, pace in zip(alone, paces)]
 
 
 def _at_pace(probe: MadeProbe, pace: float) -> MadeProbe:

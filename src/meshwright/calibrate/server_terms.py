@@ -41,6 +41,8 @@ ROOM = 10.0
 STEPS, SETTLED, SMALL = 12, 0.01, 0.01
 #: Requests at a time of a server that took all that probes asked for.
 UNKNOWN = 256
+#: How much a kind of probe weighs beside others that weigh 1: predictions are of random traffic.
+WEIGHTS = {"random": 3.0}
 #: Seconds between two probes that are served in one run, more than any of them takes.
 APART_S = 1e6
 
@@ -150,13 +152,14 @@ def predicted(run: ProbeRun, server: TriedServer, values: np.ndarray) -> np.ndar
 
 class ProbeLoss:
     """How far terms are from probes: the mean absolute logarithm of predicted over measured, each kind of probe as much
-    as another; and that of the means of each probe, which single requests' scatter leaves alone. An error x counts as
-    x / (1 + x): a probe during which the server stood still pulls no more than one that is off by some times."""
+    as its weight; and that of the means of each probe, which single requests' scatter leaves alone. An error x counts
+    as x / (1 + x): a probe during which the server stood still pulls no more than one that is off by some times."""
 
     def __init__(self, probes: list[MadeProbe], server: TriedServer):
         alike = [p for p in probes if server.prefix and len(p.requests.hashes)]
         plain = [p for p in probes if not (server.prefix and len(p.requests.hashes))]
-        self.server, self.run = server, joined([*plain, *alike])
+        probes = [*plain, *alike]
+        self.server, self.run = server, joined(probes)
         self.runs = [joined(some) for some in (plain, alike) if some]  # the compiled loop serves who shares nothing
         self.known = ~np.isnan(self.run.measured) & (self.run.measured > 0)
         self.logs = np.log(np.where(self.known, self.run.measured, 1.0))
@@ -164,7 +167,8 @@ class ProbeLoss:
         self.count = np.stack([np.bincount(self.run.probe, known, minlength=count) for known in self.known])
         self.whole = np.log(self._means(np.where(self.known, self.run.measured, 0.0)))
         there = np.bincount(self.run.kind, (self.count > 0).sum(0))[self.run.kind]
-        share = (self.count > 0) / np.maximum(there, 1) / len(np.unique(self.run.kind[self.count.any(0)]))
+        kinds, heavy = np.unique(self.run.kind[self.count.any(0)]), _weights(probes)
+        share = (self.count > 0) / np.maximum(there, 1) * heavy[self.run.kind] / heavy[kinds].sum()
         each = np.where(self.known, (share / np.maximum(self.count, 1))[:, self.run.probe], 0.0)
         self.weight = np.concatenate([each.ravel(), share.ravel()])
 
@@ -186,6 +190,11 @@ class ProbeLoss:
         count = len(self.run.kind)
         sums = np.stack([np.bincount(self.run.probe, one, minlength=count) for one in times])
         return np.where(self.count > 0, sums / np.maximum(self.count, 1), 1.0)
+
+
+def _weights(probes: list[MadeProbe]) -> np.ndarray:
+    """Weights of the kinds of probes, in the order in which :func:`joined` counts them."""
+    return np.array([WEIGHTS.get(name, 1.0) for name in dict.fromkeys(kind_of(p) for p in probes)])
 
 
 class Terms(NamedTuple):

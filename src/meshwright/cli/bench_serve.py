@@ -129,7 +129,14 @@ async def _measured(given: Any, key: str, serve: Any, requests: Any, before: Any
     progress = TrafficProgress()
     try:
         return await replayed(
-            session, serve, requests, path=given.out, before=before, timeout_s=timeout_s or 600.0, watch=progress
+            session,
+            serve,
+            requests,
+            path=given.out,
+            before=before,
+            timeout_s=timeout_s or 600.0,
+            watch=progress,
+            looks=True,
         )
     finally:
         progress.end()

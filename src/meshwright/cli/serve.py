@@ -67,7 +67,10 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_queue: options.text("COUNT", "Requests that may wait beside those that run; 1024 if left out.") = ""
     timeout: options.text("SECONDS", "Longest time of a request; 600 if left out, 0 for no end.") = ""
     slow: options.text("SECONDS", "Drop who reads nothing of an answer for so long; 30 if left out.") = ""
-    hang: options.text("SECONDS", "Replace an engine that has work and says nothing for so long; 300 if left out.") = ""
+    hang: options.text(
+        "SECONDS",
+        "Replace a busy engine that is silent for so long; 300 if left out, less once it ran.",
+    ) = ""
     tool_parser: options.text("NAME", "How the model writes calls of tools: hermes, as Qwen 2.5 and 3.") = ""
     max_body: options.text("BYTES", "Longest body of a request; 8MiB if left out.") = ""
     json: options.JSON = False
@@ -86,7 +89,7 @@ def run(argv: list[str]) -> int:
     if served.host not in hosts.ONLY_HERE and not served.keys:
         note(f"warning: {served.host} is open to others of the network, and nobody is asked for a key: say --api-key")
     note(f"building the engine of {spec.folder}")
-    app = App(_engine(spec, float(given.hang or HANG_S)), served)
+    app = App(_engine(spec, float(given.hang or HANG_S), learns=not given.hang), served)
 
     def ready() -> None:
         if app.front.facts is not None:
@@ -107,7 +110,7 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _engine(spec: EngineSpec, hang_s: float) -> EngineHolder:
+def _engine(spec: EngineSpec, hang_s: float, *, learns: bool) -> EngineHolder:
     """The engine in a process of its own, or of several replicas each in one, with its part of the machine.
 
     Raises:
@@ -120,7 +123,7 @@ def _engine(spec: EngineSpec, hang_s: float) -> EngineHolder:
     from meshwright.spec.serve import engine_words
 
     if spec.replicas == 1:
-        return EngineProcess(spec, say=note, stall_s=hang_s)
+        return EngineProcess(spec, say=note, stall_s=hang_s, learns=learns)
     layout, words = one_replica(plan.parse(spec.plan)).layout, engine_words(spec.serve)
     ranks, gpus, each = layout.tp * layout.pp, _gpus(), []
     if spec.device == "cuda" or (spec.device == "auto" and gpus):
@@ -137,6 +140,7 @@ def _engine(spec: EngineSpec, hang_s: float) -> EngineHolder:
             spec,
             say=lambda line, at=at: note(f"replica {at}: {line}"),
             stall_s=hang_s,
+            learns=learns,
             environment=each[at] if each else {},
         )
         for at in range(spec.replicas)

@@ -68,7 +68,8 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ``library`` is whose collectives it runs. Memory: ``context_bytes`` of a process before the first tensor,
     ``communicator_bytes`` of a group of ranks.
     ``sigma`` is the relative error of iterations of models that the constants never saw, ``front_sigma`` of the times
-    to a first token. ``until``: the last month (``2024-12``) whose versions it stands for, "" for those of today.
+    to a first token; ``pace_sigma`` of everything that a server takes, from one time to another. ``until``: the last
+    month (``2024-12``) whose versions it stands for, "" for those of today.
     ``flagged``: nobody measured these. ``left_out``: absolute relative errors of measured servers when all of their
     ``model``, ``hardware`` or ``engine`` are left out of the fit, beside those ``in_sample``. ``iterations``,
     where there are any, stand for the priced kernels of the models that they are of, and it knows no others. A profile
@@ -92,6 +93,7 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     communicator_bytes: float = 256.0 * 2**20
     sigma: float = 0.2
     front_sigma: float = 0.3
+    pace_sigma: float = 0.0
     until: str = ""
     source: str = ""
     flagged: bool = True

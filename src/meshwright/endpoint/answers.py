@@ -64,7 +64,8 @@ class Continuation:
                 continue
             self.count += 1
             last = piece.finish == "stop" and place + 1 == len(piece.tokens)
-            text = "" if last and not self._inquiry.keep_stop else self._words.add(id)
+            keeps = self._inquiry.keep_stop or bool(self._inquiry.sampling.schema)  # JSON ends with a token of its own
+            text = "" if last and not keeps else self._words.add(id)
             self._score(part, id, score)
             self._let_out(part, text)
             if self._cut.found:

@@ -33,6 +33,22 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     continuous_usage_stats: bool | None = None
 
 
+class NamedSchema(msgspec.Struct, kw_only=True):
+    """``json_schema`` of a response format: a schema and what it is called."""
+
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | bool | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, kw_only=True):
+    """``response_format``: text, any JSON object, or JSON of a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+
 class _Sampled(msgspec.Struct, kw_only=True):
     """The fields that completions and chats share."""
 
@@ -58,6 +74,7 @@ class _Sampled(msgspec.Struct, kw_only=True):
     add_special_tokens: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
     priority: Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31)] | None = None
     user: str | None = None
 
@@ -159,7 +176,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "continue_final_message": (False,),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "service_tier": ("auto", "default"),
     "store": (False,),
@@ -174,7 +190,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 #: What to do instead of some of them.
 INSTEAD = {
-    "response_format": "no grammar bounds what is generated: ask for JSON in the prompt, and check what comes",
     "functions": "say tools, which took their place",
     "function_call": "say tool_choice, which took its place",
     "use_beam_search": "say n, and choose among the answers",
@@ -182,7 +197,11 @@ INSTEAD = {
     "continue_final_message": "lay the messages out yourself, and ask /v1/completions",
 }
 #: Fields that have fields of their own, where a slip of the pen is one too.
-INNER: dict[str, type[msgspec.Struct]] = {"sampling_params": GenerateSampling, "stream_options": StreamOptions}
+INNER: dict[str, type[msgspec.Struct]] = {
+    "sampling_params": GenerateSampling,
+    "stream_options": StreamOptions,
+    "response_format": ResponseFormat,
+}
 #: Fields that say who asks, whatever they hold: nothing depends on them.
 ABOUT = ("user", "metadata", "request_id", "safety_identifier", "prompt_cache_key")
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from meshwright.endpoint import bodies
+from meshwright.endpoint.grammar import schema_of
 from meshwright.endpoint.refusal import Refused, shown
 from meshwright.endpoint.seam import EngineFacts, Prompted, Sampling
 from meshwright.endpoint.template import ChatTemplate, TemplateRefusal
@@ -260,6 +261,7 @@ class Reader:
             stop_ids=stop_ids,
             ignore_eos=bool(body.ignore_eos),
             min_tokens=least,
+            schema=schema_of(getattr(body, "response_format", None), least=least),
             logprobs=scores,
             prompt_logprobs=scores if echo else None,
         )

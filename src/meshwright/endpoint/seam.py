@@ -29,7 +29,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     ``stop`` are strings, which the front alone cuts at. The engine ends at a token of ``stop_ids``, and at the model's
     own end tokens unless ``ignore_eos``; neither is chosen before ``min_tokens`` are generated. That last token is
-    part of what the engine sends.
+    part of what the engine sends. An answer under a ``schema`` is JSON that keeps to it, and ends with it.
 
     ``logprobs`` is the number of likeliest alternatives told with each token (None for no log-probabilities at all, 0
     for the chosen token's own), and ``prompt_logprobs`` the same of the prompt's tokens. They are natural logarithms
@@ -48,6 +48,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stop_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     min_tokens: int = 0
+    schema: str = ""
     logprobs: int | None = None
     prompt_logprobs: int | None = None
 

@@ -32,6 +32,9 @@ GIVEN_UP, SHORT_S = 5, 10.0
 BUILD_TIMES = 4.0
 #: Seconds to wait before another engine is started: the first is started at once, each later one twice as late.
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
+#: An engine hangs that is silent for so many times the longest that it was before, and for so many seconds, once it was
+#: heard of so often: iterations of the largest batch are among them.
+TIMES_SILENT, LEAST_S, ENOUGH = 20.0, 20.0, 50
 #: Seconds that a process has to end by itself when the server closes.
 CLOSES_S = 5.0
 
@@ -52,7 +55,9 @@ class Watching(Protocol):
 class EngineProcess:
     """The engine of a front, in a process of its own: ``python -m MODULE DESCRIPTOR``.
 
-    ``stall_s`` is how long requests may be under way without a word from the engine before it is taken to hang; ``say``
+    ``stall_s`` is how long requests may be under way without a word from the engine before it is taken to hang. Where
+    it ``learns``, and has heard of enough iterations, that is :data:`TIMES_SILENT` times the longest that it was silent
+    before it went on, and :data:`LEAST_S` at least. ``say``
     gets a line for every death, and ``environment`` is put over this process's own."""
 
     def __init__(
@@ -62,10 +67,12 @@ class EngineProcess:
         module: str = WORKER,
         python: Sequence[str] = (),
         stall_s: float = 300.0,
+        learns: bool = False,
         environment: Mapping[str, str] | None = None,
         say: Callable[[str], None] = lambda line: None,
     ):
-        self.spec, self.stall_s, self._say = spec, stall_s, say
+        self.spec, self.stall_s, self.learns, self._say = spec, stall_s, learns, say
+        self._longest_s, self._heard = 0.0, 0
         self._environment = dict(environment or {})
         self._command = [*(python or (sys.executable,)), "-m", module]
         self._front: Watching | None = None
@@ -191,19 +198,31 @@ class EngineProcess:
         assert self._front is not None
         while True:
             message = await _read(reader)
-            self._heard_s = time.monotonic()
+            now_s = time.monotonic()
+            if self._front.ready and self._front.under_way:
+                self._longest_s, self._heard = max(self._longest_s, now_s - self._heard_s), self._heard + 1
+            self._heard_s = now_s
             if isinstance(message, wire.Iterated):
                 self._front.arrived(message.pieces, message.figures)
 
+    @property
+    def patience_s(self) -> float:
+        """How long the engine may be silent with work before it is taken to hang."""
+        if not self.learns or self._heard < ENOUGH:
+            return self.stall_s
+        return min(self.stall_s, max(LEAST_S, TIMES_SILENT * self._longest_s))
+
     async def _watched(self) -> None:
-        """Kill an engine that has work and says nothing."""
+        """Kill an engine that has work and says nothing. One that was only slow is given that much longer from then
+        on."""
         assert self._front is not None
         while True:
             await asyncio.sleep(min(1.0, self.stall_s / 4))
             if not (self._front.ready and self._front.under_way):
                 self._heard_s = time.monotonic()  # it has nothing to say
-            elif time.monotonic() - self._heard_s > self.stall_s:
-                self._say(f"the engine said nothing for {self.stall_s:g} s, and is replaced")
+            elif (silent := time.monotonic() - self._heard_s) > self.patience_s:
+                self._say(f"the engine said nothing for {silent:.3g} s, and is replaced")
+                self._longest_s = max(self._longest_s, silent)
                 self._hung, self._heard_s = True, time.monotonic()
                 self._kill()
 

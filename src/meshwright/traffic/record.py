@@ -1,4 +1,5 @@
-"""The file of a measured traffic: a line of JSON that says what was asked of whom, then a line for each request.
+"""The file of a measured traffic: a line of JSON that says what was asked of whom, then a line for each request, and
+one for each look at the server's own figures.
 
 A line is written when its request is over, and in one piece: whatever interrupts a run, the file is valid up to there,
 and the next run goes on behind it. Times are seconds of the workload's own clock, whose 0 is the first arrival: a run
@@ -17,6 +18,7 @@ import msgspec
 
 from meshwright.errors import MeshwrightError
 from meshwright.spec.requests import COLUMNS, Requests
+from meshwright.traffic.figures import ServerFigures
 
 FORMAT, FORMAT_VERSION = "meshwright traffic", 1
 #: What a request without an answer in full ended with, in the words of ``finish``.
@@ -79,11 +81,12 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     """A measured traffic: what was asked, and the record of every request that was sent, the last one of each, by
-    number; ``path`` is its file."""
+    number; ``path`` is its file, and ``figures`` what the server said of itself meanwhile."""
 
     head: TrafficHead
     records: dict[int, RequestRecord]
     path: str = ""
+    figures: tuple[ServerFigures, ...] = ()
 
     @property
     def parts(self) -> int:
@@ -124,18 +127,21 @@ def read(path: str | Path) -> Traffic:
     if (head.format, head.format_version) != (FORMAT, FORMAT_VERSION):
         said = f"{head.format} {head.format_version}"
         raise _unreadable(path, f"its format is {said}, this version reads {FORMAT} {FORMAT_VERSION}")
-    decoder, records = msgspec.json.Decoder(RequestRecord), {}
+    decoder, records, figures = msgspec.json.Decoder(RequestRecord), {}, []
     for number, line in enumerate(lines, 2):
         if not line:
             continue
         try:
+            if line.startswith(b'{"at_s"'):
+                figures.append(msgspec.json.decode(line, type=ServerFigures))
+                continue
             one = decoder.decode(line)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise _unreadable(path, f"line {number}: {error}") from None
         if not 0 <= one.number < head.requests:
             raise _unreadable(path, f"line {number}: request {one.number} of {head.requests}")
         records[one.number] = one
-    return Traffic(head=head, records=records, path=str(path))
+    return Traffic(head=head, records=records, path=str(path), figures=tuple(figures))
 
 
 def is_traffic(path: str | Path) -> bool:
@@ -169,8 +175,8 @@ class TrafficJournal:
             self._file = Path(path).open("wb")  # noqa: SIM115
             self._write(head)
 
-    def add(self, one: RequestRecord) -> None:
-        """Write the record of a request."""
+    def add(self, one: RequestRecord | ServerFigures) -> None:
+        """Write the record of a request, or what the server says of itself."""
         if self._file is not None:
             self._write(one)
 

@@ -115,6 +115,11 @@ class WorkloadReplay:
             heapq.heappush(self._due, (max(self._arrival[number], self.state.begun_s), number))
         self.state.last_due_s = max((due for due, _ in self._due), default=0.0)
 
+    @property
+    def clock_s(self) -> float:
+        """The time on the workload's clock, once the run has begun."""
+        return asyncio.get_running_loop().time() - self._zero
+
     async def run(self) -> ReplayEnd:
         """Send everything that is left; returns when the last answer is over, or the server is gone. A run that is
         cancelled hangs up and writes nothing of what is open.

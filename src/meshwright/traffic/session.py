@@ -14,6 +14,7 @@ from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.spec.requests import Requests
 from meshwright.spec.serve import Serve
 from meshwright.traffic import record
+from meshwright.traffic.figures import ServerFigures, watched
 from meshwright.traffic.handshake import ServerDialect, greet
 from meshwright.traffic.http import HttpClient, origin
 from meshwright.traffic.prompts import PromptMaker, prompt_maker
@@ -139,11 +140,13 @@ async def replayed(
     timeout_s: float = 600.0,
     watch: Callable[[ReplayState], None] = lambda state: None,
     keep: Callable[[RequestRecord], None] = lambda one: None,
+    looks: bool = False,
 ) -> tuple[Traffic, ReplayEnd]:
     """Send a workload's requests and return what was measured. Every record is in the file of `path` as soon as its
-    request is over, and `keep` is told of it."""
+    request is over, and `keep` is told of it. With `looks` the server's own figures are read now and then."""
     head = before.head if before is not None else head_of(session, serve, requests)
     records = dict(before.records) if before is not None else {}
+    figures = list(before.figures) if before is not None else []
     journal = TrafficJournal(path, head, goes_on=before is not None)
 
     def add(one: RequestRecord) -> None:
@@ -161,8 +164,21 @@ async def replayed(
         before=before,
         timeout_s=timeout_s,
     )
+
+    def seen(one: ServerFigures) -> None:
+        figures.append(one)
+        journal.add(one)
+
+    run = asyncio.ensure_future(replay.run())
+    await asyncio.sleep(0)  # its clock begins
+    tasks = [run]
+    if looks:
+        tasks.append(asyncio.ensure_future(watched(session.client, lambda: replay.clock_s, seen)))
     try:
-        end = await replay.run()
+        end = await run
     finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         journal.close()
-    return Traffic(head=head, records=records, path=path), end
+    return Traffic(head=head, records=records, path=path, figures=tuple(figures)), end

@@ -8,7 +8,7 @@ import numpy as np
 from meshwright.answer.serving_why import over_time
 from meshwright.simulate.served import GAP_EDGES, SPENT, ServedRequests
 from meshwright.spec.requests import Requests
-from meshwright.timeline import Identity, RankClass, Timeline
+from meshwright.timeline import Counter, Identity, RankClass, Timeline
 from meshwright.traffic.record import RequestRecord, Traffic
 from meshwright.version import VERSION
 
@@ -61,10 +61,25 @@ def open_over_time(arrival_s: np.ndarray, first_s: np.ndarray, end_s: np.ndarray
     return at[last], states[last].astype(np.int64)
 
 
+def _said(traffic: Traffic) -> list[Counter]:
+    """Return what the server said of itself over time, as counters beside those of its clients."""
+    found = []
+    for field, name, unit in (
+        ("running", "running, as the server says", "requests"),
+        ("waiting", "waiting, as the server says", "requests"),
+        ("cache", "cache in use, as the server says", "share"),
+    ):
+        some = [(one.at_s, value) for one in traffic.figures if (value := getattr(one, field)) is not None]
+        if some:
+            at, values = (np.array(column, np.float64) for column in zip(*some))
+            found.append(Counter(name=name, unit=unit, time_s=at, value=values, rank=0))
+    return found
+
+
 def timeline(traffic: Traffic) -> Timeline:
     """Return what was measured as the simulator returns what it predicts: requests answered and waiting over time, a
-    record of every request that was answered, and how often each gap between tokens was. What a client cannot see, as
-    evictions and blocks of a cache, is 0."""
+    record of every request that was answered, how often each gap between tokens was, and what the server's own
+    ``/metrics`` said meanwhile. What neither sees, as evictions, is 0."""
     requests, measured = served(traffic.answered)
     columns = {
         "replica": np.zeros(len(requests), np.int64),
@@ -75,7 +90,7 @@ def timeline(traffic: Traffic) -> Timeline:
     head = traffic.head
     who = Identity(code=VERSION, model=head.model, workload=head.serve, source="measured")
     found = over_time([RankClass(label="server")], [measured], columns, who)
-    seen = tuple(one for one in found.counters if one.name != "cache blocks")
+    seen = (*(one for one in found.counters if one.name != "cache blocks"), *_said(traffic))
     errors = [one for one in traffic.records.values() if one.error]
     if not errors:
         return msgspec.structs.replace(found, counters=seen)

@@ -30,6 +30,7 @@ from meshwright.run.serve.drafts import ModelDrafter, NgramDrafter
 from meshwright.run.serve.engine import TorchEngine
 from meshwright.run.serve.executor import LocalExecutor
 from meshwright.run.serve.forward import ServedLayers
+from meshwright.run.serve.grammar import Grammars
 from meshwright.run.serve.halves import DecodeEngine, PrefillEngine
 from meshwright.run.serve.kv_sent import joined
 from meshwright.run.serve.peers import PeerExecutor, peers_of
@@ -287,6 +288,8 @@ def engine_on(
     made = half(decider, executor, facts, drafter=drafter, approximate=share is not None)
     if words.kv_budget.partition(":")[0] == SHADOW:
         made.firsts = set()
+    if (folder / "tokenizer.json").is_file():
+        made.grammars = Grammars(folder, facts.vocabulary, facts.end_ids)
     return made
 
 

@@ -18,6 +18,7 @@ from meshwright.endpoint.prefixes import chain, decidable
 from meshwright.endpoint.seam import EngineFacts, EngineFigures, Generated, Prompted
 from meshwright.run.serve.computers import Drafter, Executor
 from meshwright.run.serve.distance import ScoreDistance
+from meshwright.run.serve.grammar import Grammars
 from meshwright.run.serve.packed import PackedRow, PackedTokens
 from meshwright.run.serve.sampling import choose, told
 from meshwright.run.serve.sequence import ServedSequence
@@ -102,6 +103,7 @@ class TorchEngine:
         self.answered: deque[AnsweredRequest] = deque(maxlen=KEPT)
         self.totals = dict.fromkeys(EngineFigures.__struct_fields__, 0)
         self.distance = ScoreDistance(limits.budget) if approximate else None
+        self.grammars: Grammars | None = None
         self.firsts: set[int] | None = None  # first blocks of sequences, where an executor keeps something by them
         self.began = clock()
 
@@ -114,7 +116,9 @@ class TorchEngine:
             self.pieces.append(Generated(number=asked.number, finish="error", error=wrong))
             return
         adapter = self._adapter(asked)
-        self.sequences[asked.number] = ServedSequence(asked, self.facts.end_ids, adapter, self._now())
+        begun, said = asked.prompt[len(asked.prompt) - asked.answered :], asked.sampling
+        grammar = self.grammars.begin(said.schema, begun) if said.schema and self.grammars else None
+        self.sequences[asked.number] = ServedSequence(asked, self.facts.end_ids, adapter, self._now(), grammar)
         named = self.unit and asked.sampling.prompt_logprobs is None  # what is cached has no scores
         self.arrived[asked.number] = decidable(
             asked,

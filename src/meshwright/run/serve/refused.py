@@ -34,6 +34,14 @@ OTHERS = {
     "instinfer": "drives compute no attention",
     "flexgen": "keys and values do not lie on drives",
 }
+#: Layouts that are not served: why, and what has so many ranks all the same.
+APART = {
+    "cp": (
+        "an engine's ranks have other heads or other layers of a sequence, and all of its tokens",
+        "say tp{0} or pp{0}, which divide a context's keys and values by heads or layers",
+    ),
+    "adp": ("a sequence's keys and values lie on all ranks of tp", "say dp{0}: engines that share the requests"),
+}
 #: Policies that take no guesses: their sequences compute one token each.
 UNGUESSED = ("static", "orca", "flover")
 
@@ -98,7 +106,9 @@ def _of_plan(plan: Plan) -> Iterator[Diagnostic]:
         value = field.value(plan)
         if name not in SERVED and value != field.usual:
             said = f"{name}={value}"
-            yield _bad(f"{said} is predicted, and no engine serves it", f"plan {said}", f"drop {name}")
+            why, help = APART.get(name, ("", f"drop {name}"))
+            message = f"{said} is predicted, and no engine serves it" + (f": {why}" if why else "")
+            yield _bad(message, f"plan {said}", help.format(value))
 
 
 def _of_pools(plan: Plan, words: EngineWords) -> Iterator[Diagnostic]:

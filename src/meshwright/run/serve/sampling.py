@@ -20,18 +20,20 @@ from meshwright.endpoint.seam import Sampling, TokenScore
 
 class TokenChoice(NamedTuple):
     """A token to be chosen: how, the ``place`` in its answer, and the tokens that may not be (``barred``). Where scores
-    depend on them, the ``counts`` of the answer's tokens so far, and those of the ``question``."""
+    depend on them, the ``counts`` of the answer's tokens so far, and those of the ``question``. Where a grammar says
+    what may come, ``allowed`` has a byte for each token, 0 of those that may not."""
 
     sampling: Sampling
     place: int
     barred: tuple[int, ...] = ()
     counts: Mapping[int, int] = {}
     question: frozenset[int] = frozenset()
+    allowed: bytes = b""
 
 
 def choose(scores: torch.Tensor, choices: Sequence[TokenChoice]) -> list[int]:
     """Return the tokens chosen from scores [choices, vocab]."""
-    if any(choice.barred or choice.sampling.logit_bias or choice.sampling.penalised for choice in choices):
+    if any(c.barred or c.allowed or c.sampling.logit_bias or c.sampling.penalised for c in choices):
         scores = scores.clone()
         for row, choice in enumerate(choices):
             _change(scores[row], choice)
@@ -64,6 +66,10 @@ def _change(scores: torch.Tensor, choice: TokenChoice) -> None:
         scores.index_add_(0, at(counts), -tensor(lost))
     if choice.barred:
         scores[at(choice.barred)] = float("-inf")
+    if choice.allowed:
+        may = torch.frombuffer(bytearray(choice.allowed), dtype=torch.uint8)[: len(scores)].to(scores.device)
+        scores[: len(may)].masked_fill_(may == 0, float("-inf"))
+        scores[len(may) :] = float("-inf")
 
 
 def _draw(scores: torch.Tensor, choices: Sequence[TokenChoice]) -> torch.Tensor:
