@@ -22,6 +22,7 @@ from meshwright.plan import parse as parse_plan
 from meshwright.run import data
 from meshwright.run.data import tokenizer
 from meshwright.run.lora.formats import FORMATS, quantise
+from meshwright.run.lora.fused import fused
 from meshwright.run.lora.peft import load_adapter, load_base, read_config
 from meshwright.run.mesh import alone
 from meshwright.run.new_folder import new_folder
@@ -241,6 +242,73 @@ def test_adapters_of_other_families_are_those_of_peft_at_their_places(family, wo
     assert found.keys() == wanted.keys()
     far = {name: float((found[name] - one).abs().max() / one.abs().max()) for name, one in wanted.items()}
     assert max(far.values()) < 1e-5, far
+
+
+EXPERTS = {"num_experts_per_tok": 2, "intermediate_size": 48, "moe_intermediate_size": 24, "vocab_size": len(WORDS)}
+EXPERTS |= {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+EXPERTS |= {"head_dim": 8, "max_position_embeddings": 64, "bos_token_id": 3, "eos_token_id": 3}
+MIXTURES = {"mixtral": {"num_local_experts": 4}, "qwen3_moe": {"num_experts": 4, "norm_topk_prob": True}}
+
+
+@pytest.mark.parametrize(
+    ("family", "words"),
+    [("mixtral", "v experts_up experts_down"), ("qwen3_moe", "experts_down")],
+)
+def test_adapters_of_experts_are_those_of_peft_in_and_out(family, words, base, tmp_path):
+    """One step's loss and gradients of adapters that PEFT drew on parameters of all experts; and what a run over two
+    ranks of experts leaves is in PEFT what its merged weights are in `transformers`."""
+    called = {"experts_up": "mlp.experts.gate_up_proj", "experts_down": "mlp.experts.down_proj"}
+    torch.manual_seed(3)
+    config = AutoConfig.for_model(family, **EXPERTS, **MIXTURES[family])
+    model = AutoModelForCausalLM.from_config(config, experts_implementation="eager").double()
+    model.save_pretrained("base")
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(base / "base" / file, f"base/{file}")
+    chosen = words.split()
+    how = {
+        "target_modules": ["v_proj"] if "v" in chosen else [],
+        "target_parameters": [called[t] for t in chosen if t in called],
+    }
+    theirs = get_peft_model(model, LoraConfig(r=3, lora_alpha=6, task_type="CAUSAL_LM", init_lora_weights=False, **how))
+    theirs.save_pretrained("start")
+    tokens = torch.randint(0, len(WORDS), (2, 17))
+    expected = torch.nn.functional.cross_entropy(theirs(tokens[:, :-1]).logits.flatten(0, 1), tokens[:, 1:].flatten())
+    expected.backward()
+    ours, train = load("base"), parse(f"batch=2,seq=16,dtype=fp32,rank=3,alpha=6,targets={'+'.join(chosen)}")
+    assert read_config("start", ours) == train.lora
+    trainer = Trainer(ours, parse_plan("mb2").on(1), train, alone(), settings=Settings(precision="float64"))
+    group, held, found = alone()["world"], trainer.optimizer.held, {}
+    load_base("base", trainer.base, ours, group)
+    load_adapter("start", trainer.pieces(), ours, group, "")
+    trainer.set_step(0)
+    trainer.before_update.append(
+        lambda: found.update(
+            (p.name, h.gradient.view(h.parameter.shape)[p.select]) for h in held for p in h.parameter.parts
+        )
+    )
+    assert trainer.step(data.Batch(tokens, None)).loss == pytest.approx(expected.item(), rel=1e-7)
+    whole = {one.name: one.joined([found.pop(name) for name in one.parts]) for one in fused(list(found))} | found
+    wanted = {
+        name.removeprefix("base_model.model.").replace(".default.", "."): parameter.grad
+        for name, parameter in theirs.named_parameters()
+        if parameter.requires_grad
+    }
+    assert whole.keys() == wanted.keys()
+    far = {name: float((whole[name].view_as(one) - one).abs().max() / one.abs().max()) for name, one in wanted.items()}
+    assert max(far.values()) < 1e-5, far
+
+    if family != "mixtral":
+        return
+    asked = f"batch=4,seq=16,dtype=fp32,rank=3,alpha=6,targets={'+'.join(chosen)}"
+    how = f"--on 2xh100 --device cpu --plan 'dp2 ep2 mb2' --lr 1e-2 --steps 3 --data {base / 'chat.jsonl'}"
+    assert main(["run", "base", *shlex.split(how), "--train", asked, "--out", "tuned", "--export", "merged"]) == 0
+    assert main(["weights", "tuned", "--to", "tuned/adapter"]) == 0
+    plain = AutoModelForCausalLM.from_pretrained("base", experts_implementation="eager")
+    before = probe(plain)
+    tuned = PeftModel.from_pretrained(plain, "tuned/adapter")
+    merged = AutoModelForCausalLM.from_pretrained("tuned/merged", experts_implementation="eager")
+    assert torch.allclose(probe(tuned), probe(merged), rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(probe(tuned), before, rtol=0, atol=1e-3)
 
 
 def test_a_folder_that_cannot_take_its_place_leaves_the_older_one_there(tmp_path, monkeypatch):

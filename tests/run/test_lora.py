@@ -57,7 +57,8 @@ CASES = [
     (PHI3, "fsdp mb1", TUNED),
     (LATENT, "tp2 mb2", TUNED.replace("all", "q+k+o+q_up+kv_up")),
     (LATENT_2, "tp2 sp mb2", TUNED.replace("all", "q+kv_up")),
-    (EXPERTS, "dp2 mb2", TUNED.replace("all", "q+v+o")),
+    (EXPERTS, "dp2 ep2 mb2", TUNED.replace("all", "q+v+o+experts_up+experts_down")),
+    (EXPERTS, "pp2 mb1", TUNED.replace("all", "experts_down")),
     *((MODEL, words, f"{TUNED},lora_dropout=0.2") for words in ("tp2 nosp mb2", "fsdp mb1")),
     (MODEL, "tp2 mb2 params=nf4", QUANTISED),
     (MODEL, "fsdp mb1 params=nf4-dq", QUANTISED),
@@ -178,6 +179,16 @@ def test_a_rank_holds_the_bytes_that_are_predicted(words):
     rows = 2 * 1024 * 4 if "int8" in words else 0
     for name, count in held_bytes(trainer).items():
         assert count == pytest.approx(found[name] + rows * (name == "parameters"), rel=0.002), name
+
+
+def test_adapters_of_experts_take_the_bytes_that_are_predicted():
+    """4 experts of 24: A of 4 x 128 and B of 48 x 4, A of 4 x 24 and B of 128 x 4, in 2 layers, each number of 14 bytes
+    beside the parameter's two: a gradient of 2 or 4, a master and two moments."""
+    train = work("batch=4,seq=16,dtype=bf16,rank=4,targets=experts_up+experts_down")
+    trainer = Trainer(EXPERTS, parse("mb2").on(1), train, alone(), settings=Settings())
+    found, held = predict(EXPERTS, load("1xa100"), train, parse("mb2").on(1)).memory[0].alive, held_bytes(trainer)
+    assert {name: found[name] for name in held if name != "optimizer"} == {n: held[n] for n in held if n != "optimizer"}
+    assert found["optimizer"] == 12 * 2 * 4 * 4 * (128 + 48 + 24 + 128)
 
 
 @pytest.mark.parametrize("target", ["q+k+v", "o", "gate+up", "down"])

@@ -12,6 +12,7 @@ from meshwright.layers.kind import Flops, Held, Kind, Tokens
 from meshwright.layers.mlp import activation, adapted, dense
 from meshwright.layers.pieces import Context, Piece, dequantised, linear
 from meshwright.spec.layers import Moe
+from meshwright.spec.lora import EXPERT_TARGETS
 from meshwright.work import Collective, Elementwise, Gemm, GroupedGemm, Routed
 
 #: The piece that sorts tokens by expert: its forward needs to know how many each gets.
@@ -134,11 +135,12 @@ def _router(c: Context, spec: Moe, tokens: int) -> Piece:
     """Return the piece of a router: scores in fp32, then top-k and its bookkeeping, small kernels whose cost is their
     number."""
     scores = tokens * spec.experts * 4.0
+    weight = Gemm(m=c.hidden, n=spec.experts, k=tokens, dtype=c.attention_dtype, out_bytes=4.0)
     return Piece(
         name="router",
         forward=Gemm(m=tokens, n=spec.experts, k=c.hidden, dtype=c.attention_dtype, out_bytes=4.0),
         backward=Gemm(m=tokens, n=c.hidden, k=spec.experts, dtype=c.attention_dtype),
-        weight=Gemm(m=c.hidden, n=spec.experts, k=tokens, dtype=c.attention_dtype, out_bytes=4.0),
+        weight=None if c.train.lora is not None else weight,
         saved=2 * scores + tokens * c.hidden * c.element,
         outputs=(scores,),
     )
@@ -223,7 +225,27 @@ def _grouped(c: Context, name: str, spec: Moe, rows: int, n: int, k: int, saved:
             outputs=(rows * n * e * imbalance,),
         )
     )
-    return pieces
+    target = EXPERT_TARGETS[name.endswith("down")]
+    return pieces + (_adapters(c, name, common, n, k) if frozen and target in c.train.lora.targets else [])
+
+
+def _adapters(c: Context, name: str, common: dict, n: int, k: int) -> list[Piece]:
+    """The two low-rank factors of every expert's adapter; the first keeps what the experts read."""
+    rank, e = c.train.lora.rank, c.element
+    rows, common = common["rows"] * common["imbalance"], common | {"dtype": c.attention_dtype}
+
+    def factor(label: str, n: int, k: int) -> Piece:
+        return Piece(
+            name=f"{name} lora {label}",
+            forward=GroupedGemm(n=n, k=k, out_bytes=e, **common),
+            backward=GroupedGemm(n=k, k=n, out_bytes=e, **common),
+            weight=GroupedGemm(n=n, k=k, out_bytes=4.0, weight_gradient=True, **common),
+            saved=rows * k * e,
+            held=rows * k * e,
+            gradient=rows * n * e,
+        )
+
+    return [factor("down", rank, k), factor("up", n, rank)]
 
 
 def params(spec: Moe, c: Context) -> Held:

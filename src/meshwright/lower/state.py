@@ -17,13 +17,14 @@ from meshwright.layers.pieces import Context, Piece
 from meshwright.lower.operators import kept_bytes
 from meshwright.plan import Plan
 from meshwright.spec import naming
+from meshwright.spec.lora import EXPERT_TARGETS
 from meshwright.spec.workload import DTYPE_BYTES, FROZEN_BYTES, LAYERWISE, OPTIMIZER_MOMENTS, STORED_BYTES, Lora, Train
 from meshwright.sync.codecs import codec
 from meshwright.sync.fragments import DENSE, EVERY, EXPERT, GATHERED, MOMENTS, REFERENCE, Weights, stored
 from meshwright.sync.moved import kept_values
 from meshwright.sync.policy import read
 from meshwright.sync.record import NO_CODEC, USUAL
-from meshwright.work import Gemm
+from meshwright.work import Gemm, GroupedGemm
 
 
 def params_of(c: Context, layer: msgspec.Struct) -> Params:
@@ -43,16 +44,21 @@ def params_of(c: Context, layer: msgspec.Struct) -> Params:
             repeated=held.repeated,
         )
     whole = c.tp == 1 and not any(naming.fused(c.model))
-    adapters = lora_params(layer, c.hidden, c.train.lora) if whole else _adapters_of(c, layer)
-    return Params(dense=dense + adapters, expert=expert, trained_dense=adapters, low=low)
+    adapters = lora_params(layer, c.hidden, c.train.lora) if whole else _adapters_of(c, layer, Gemm)
+    experts = _adapters_of(c, layer, GroupedGemm) if set(EXPERT_TARGETS) & set(c.train.lora.targets) else 0.0
+    return Params(
+        dense=dense + adapters, expert=expert + experts, trained_dense=adapters, trained_expert=experts, low=low
+    )
 
 
-def _adapters_of(c: Context, layer: msgspec.Struct) -> float:
-    """Adapter parameters of a layer on one of several tensor-parallel ranks: of each adapter the factor next to the
-    split side of its matrix is split, and the other is whole on every rank. Nothing else of a frozen base has weight
-    gradients."""
-    gradients = (piece.weight for piece in layers.of(layer).pieces(c, layer))
-    return float(sum(work.m * work.n for work in gradients if isinstance(work, Gemm)))
+def _adapters_of(c: Context, layer: msgspec.Struct, kind: type[Gemm] | type[GroupedGemm]) -> float:
+    """Adapter parameters of a layer on one of several tensor-parallel ranks, those of experts in products of their own
+    `kind`: of each adapter the factor next to the split side of its matrix is split, and the other is whole on every
+    rank. Nothing else of a frozen base has weight gradients."""
+    gradients = [work for piece in layers.of(layer).pieces(c, layer) if isinstance(work := piece.weight, kind)]
+    if kind is Gemm:
+        return float(sum(work.m * work.n for work in gradients))
+    return float(sum(work.groups * work.n * work.k for work in gradients))
 
 
 def lora_params(layer: msgspec.Struct, hidden: int, lora: Lora) -> float:

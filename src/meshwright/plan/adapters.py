@@ -9,7 +9,7 @@ from meshwright.errors import Diagnostic
 from meshwright.plan.record import Plan
 from meshwright.spec import naming
 from meshwright.spec.layers import Moe
-from meshwright.spec.lora import FROZEN_BLOCKS
+from meshwright.spec.lora import EXPERT_TARGETS, FROZEN_BLOCKS
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 from meshwright.sync.policy import read
@@ -34,6 +34,7 @@ def unexecutable(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic]
     if plan.sync.policy != USUAL and not (policy.rule.name == "local" and policy.codec == NO_CODEC):
         message = f"adapters under sync={plan.sync.policy} are priced and not run"
         yield _bad("P033", message, f"sync.policy = {plan.sync.policy}", "say sync=local:h=8, or drop sync=")
+    yield from _of_experts(plan, model, train)
     for name in ("portions", "loss_portions"):
         if getattr(plan.memory, name) > 1:
             message = "adapters in portions of the sequence are priced and not run"
@@ -57,13 +58,34 @@ def _of_model(model: Model, train: Train) -> str:
         return f"keys and values are made of one latent, {called['k']}, which is k's (targets=q+k+o+q_up+kv_up)"
     if lacking := [target for target in ("q_up", "kv_up") if target in wanted and target not in called]:
         whose = "queries" if lacking == ["q_up"] else "keys and values"
-        return f"{' and '.join(lacking)} go from latents to heads, and its {whose} have no latent"
+        return f"{' and '.join(lacking)}: its {whose} are made of no latent"
     gated = all(block.mlp.gated for block in model.blocks)
     if "gate" in train.lora.targets and not gated:
         return "its MLPs have no gate"
     if model.mixtures and any(target in OF_MLP for target in train.lora.targets):
-        return "its MLPs are mixtures of experts (targets=q+k+v+o are trained)"
+        return "its MLPs are mixtures of experts (targets=q+k+v+o+experts_up+experts_down are trained)"
     return ""
+
+
+def _of_experts(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic]:
+    """Yield what keeps adapters of experts' own matrices from being trained."""
+    said = [target for target in train.lora.targets if target in EXPERT_TARGETS]
+    if not said:
+        return
+    if not model.mixtures or not all(mixture.gated for mixture in model.mixtures):
+        why = "it has no experts" if not model.mixtures else "its experts have no gate"
+        message = f"adapters of {model.name} on {'+'.join(said)} are not trained: {why}"
+        yield _bad("P031", message, f"phase={train.phase}", "leave them out of targets=")
+        return
+    if train.lora.dropout:
+        message = "experts' adapters have no dropout: PEFT adds them to the matrices, and not to what these give"
+        yield _bad("P031", message, f"lora_dropout={train.lora.dropout:g}", "drop lora_dropout=, or experts' targets")
+    layout, experts = plan.layout, plan.experts
+    for name, value in (("layout.tp", layout.tp), ("experts.hot", experts.hot), ("experts.portions", experts.portions)):
+        least = 0 if name.endswith("hot") else 1
+        if value > least:
+            message = f"experts' adapters with {name.split('.')[1]}={value} are priced and not run"
+            yield _bad("P033", message, f"{name} = {value}", f"{name.split('.')[1]}={least}; ep, dp and pp are run")
 
 
 def _split(plan: Plan, model: Model) -> Iterator[Diagnostic]:

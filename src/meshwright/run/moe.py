@@ -24,6 +24,7 @@ from meshwright.run.choice import Sorted, route, within
 from meshwright.run.collect import copy_to, part_of, sum_over, whole_of
 from meshwright.run.flights import Flight, begin, end
 from meshwright.run.linear import grouped_matmul, matmul
+from meshwright.run.lora.adapters import ExpertAdapter
 from meshwright.run.materialise import HotExperts, once
 from meshwright.run.mesh import AxisGroup
 from meshwright.run.parameters import INIT_STD
@@ -33,6 +34,7 @@ from meshwright.run.routing import RouterStatistics, balance, far, frequency, jo
 from meshwright.run.sent_rows import SentRows, arranged, combine, dispatch, unarranged
 from meshwright.spec import naming
 from meshwright.spec.layers import Dense, Moe
+from meshwright.spec.naming import EXPERT_PARAMETERS
 from meshwright.spec.workload import Train
 
 #: Words for an expert's gate, up and down matrices where they differ from those of a dense MLP.
@@ -110,6 +112,12 @@ class Mixture(nn.Module):
             [Part(f"{name}{down}.weight", (model.hidden, spec.ffn), (0, first), (i,)) for i, name in enumerate(names)],
             std=INIT_STD / (2 * model.num_layers) ** 0.5,
             expert=True,
+        )
+        wanted = shared.lora.targets if shared.lora is not None else ()
+        sides = ((width * len(into), model.hidden), (model.hidden, width))
+        self.up_adapter, self.down_adapter = (
+            ExpertAdapter(shared, names, word.rpartition(".")[2], *size) if target in wanted else None
+            for (target, word), size in zip(EXPERT_PARAMETERS.items(), sides, strict=True)
         )
         self.beside, self.beside_gate = None, None
         if spec.shared_ffn:
@@ -268,8 +276,11 @@ class Mixture(nn.Module):
 
     def _experts(self, rows: torch.Tensor, groups: list[int], up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
         shared = self.shared
-        inner = activate(grouped_matmul(rows, up, groups, shared.low), self.spec, shared.plan.kernels.compile)
-        return grouped_matmul(inner, down, groups, shared.low)
+        into = grouped_matmul(rows, up, groups, shared.low)
+        into = into if self.up_adapter is None else into + self.up_adapter(rows, groups)
+        inner = activate(into, self.spec, shared.plan.kernels.compile)
+        out = grouped_matmul(inner, down, groups, shared.low)
+        return out if self.down_adapter is None else out + self.down_adapter(inner, groups)
 
     # -- what the router is seen to do, and losses on it
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-#: The matrices of the usual layers, which ``all`` means, and those that make heads of the latents of latent attention.
+#: The matrices of the usual layers, which ``all`` means; those that make heads of the latents of latent attention; and
+#: those of every expert, of which gate and up are one.
 ALL_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
-LORA_TARGETS = (*ALL_TARGETS, "q_up", "kv_up")
+EXPERT_TARGETS = ("experts_up", "experts_down")
+LORA_TARGETS = (*ALL_TARGETS, "q_up", "kv_up", *EXPERT_TARGETS)
 #: Weights of a row that share a scale in these formats; 0: all of the row.
 FROZEN_BLOCKS = {"nf4": 64, "nf4-dq": 64, "int4": 128, "int8": 0}
 

@@ -135,6 +135,10 @@ _NAMES = {
 }
 
 
+#: The parameter of `transformers` that holds a matrix of all experts of a layer, by the target of adapters.
+EXPERT_PARAMETERS = {"experts_up": "mlp.experts.gate_up_proj", "experts_down": "mlp.experts.down_proj"}
+
+
 def school(model: Model) -> str:
     """Return the naming scheme of a model's tensors; that of a model given by its dimensions follows its shape."""
     if model.family == "transformer":
@@ -157,6 +161,11 @@ def modules(model: Model) -> dict[str, str]:
     if latent is not None:
         said |= {"q_up": "q_b_proj" if latent.q_lora_rank else "", "kv_up": "kv_b_proj"}
     return {target: name for target, name in said.items() if name}
+
+
+def expert_parameters(model: Model) -> dict[str, str]:
+    """Return the parameter that holds a matrix of all experts of a layer, of each target that a model has."""
+    return dict(EXPERT_PARAMETERS) if model.mixtures else {}
 
 
 def fused(model: Model) -> tuple[bool, bool]:

@@ -133,7 +133,7 @@ def _alone(
                 place=place,
                 help="use the model's own tokenizer: --tokenizer FOLDER/tokenizer.json"
                 if meta.largest > 256
-                else "text as bytes needs a vocabulary of 257 or more",
+                else "text as bytes needs a vocabulary of 257 or more: --tokenizer names the model's own or its folder",
             )
         )
     if wrong:

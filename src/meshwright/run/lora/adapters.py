@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from meshwright.run.dropout import dropout
-from meshwright.run.linear import matmul
+from meshwright.run.linear import grouped_matmul, matmul
 from meshwright.run.lora.base import PackedMatrix, times
 from meshwright.run.pieces import Part
 
@@ -73,6 +73,29 @@ class Adapter(nn.Module):
             said = {"seed": shared.seed, "step": p.step, "site": self.site, "first": self.of.offset[1]}
             x = dropout(x, p.rows, lora.dropout, **said)
         return matmul(matmul(x, self.a) * lora.scale, self.b)
+
+
+class ExpertAdapter(nn.Module):
+    """The two factors of one matrix of every expert that is here: A [experts, rank, in], B [experts, out, rank]. The
+    published ones are named by expert, as if each had a matrix `word`."""
+
+    def __init__(self, shared: Shared, experts: list[str], word: str, out: int, inner: int):
+        """`experts`: the published prefixes of those that are here."""
+        super().__init__()
+        self.scale, rank = shared.lora.scale, shared.lora.rank
+        said = {"expert": True, "adapter": True}
+
+        def parts(side: str, shape: tuple[int, int]) -> list[Part]:
+            return [Part(f"{e}{word}.lora_{side}.weight", shape, (0, 0), (i,)) for i, e in enumerate(experts)]
+
+        first, second = (rank, inner), (out, rank)
+        name, std = f"{experts[0]}{word}.lora_", inner**-0.5
+        self.a = shared.make(f"{name}A", (len(experts), *first), parts("A", first), init="uniform", std=std, **said)
+        self.b = shared.make(f"{name}B", (len(experts), *second), parts("B", second), init="zeros", **said)
+
+    def forward(self, rows: torch.Tensor, groups: list[int]) -> torch.Tensor:
+        """Rows [t, in] in consecutive `groups` of experts as what is added to the results [t, out]."""
+        return grouped_matmul(grouped_matmul(rows, self.a, groups) * self.scale, self.b, groups)
 
 
 class AdaptedProducts(nn.Module):

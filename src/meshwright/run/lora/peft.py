@@ -11,6 +11,7 @@ import json
 import math
 import shutil
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from meshwright.run.checkpoint.loading import CheckpointReader, fill
 from meshwright.run.lora.base import Base
 from meshwright.run.lora.formats import FORMATS
 from meshwright.run.lora.formats import quantise as quantised
+from meshwright.run.lora.fused import added_to, apart, fused
 from meshwright.run.mesh import AxisGroup
 from meshwright.run.new_folder import new_folder
 from meshwright.run.pieces import PARAM, Parameter, Part, TensorPiece
@@ -41,7 +43,7 @@ BASE = "base_digest"
 #: Keys of a configuration that stand for ways of adapting which are not trained, unless they are empty.
 OTHER_WAYS = (
     *("use_dora", "use_qalora", "use_bdlora", "lora_bias", "modules_to_save", "rank_pattern", "alpha_pattern"),
-    *("layers_to_transform", "exclude_modules", "target_parameters", "layer_replication", "trainable_token_indices"),
+    *("layers_to_transform", "exclude_modules", "layer_replication", "trainable_token_indices"),
     *("alora_invocation_tokens", "kasa_config", "arrow_config"),
 )
 #: Ways to begin adapters, beside the usual one, that leave the base as it was published (PiSSA and OLoRA do not).
@@ -52,8 +54,9 @@ BESIDE = ("*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt")
 
 class AdapterRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The record in a checkpoint of adapters, beside their values: the words of ``lora``, the published ``modules``
-    that have them, the name of the ``base`` and the ``digest`` of its weights, and the ``matrices`` of it that were
-    ``stored`` in a format of their own. ``turned``: it is published as [in, out] (GPT-2)."""
+    that have them and ``parameters`` of experts that do, the name of the ``base`` and the ``digest`` of its weights,
+    and the ``matrices`` of it that were ``stored`` in a format of their own. ``turned``: it is published as [in, out]
+    (GPT-2)."""
 
     lora: Lora
     modules: tuple[str, ...]
@@ -62,6 +65,7 @@ class AdapterRecord(msgspec.Struct, frozen=True, kw_only=True):
     stored: str = ""
     matrices: tuple[str, ...] = ()
     turned: bool = False
+    parameters: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, model: Model, lora: Lora, params: str, weights: str) -> AdapterRecord:
@@ -75,6 +79,7 @@ class AdapterRecord(msgspec.Struct, frozen=True, kw_only=True):
             digest=weights_digest(weights) if weights else "",
             stored=params if params in FORMATS else "",
             matrices=tuple(dict.fromkeys(called.values())) if params in FORMATS else (),
+            parameters=tuple(name for t, name in naming.expert_parameters(model).items() if t in lora.targets),
         )
 
 
@@ -91,11 +96,12 @@ def read_config(folder: str | Path, model: Model) -> Lora:
     file = Path(folder) / CONFIG
     try:
         said = json.loads(file.read_text(encoding="utf-8"))
-        rank, alpha, modules = said["r"], said["lora_alpha"], said["target_modules"]
+        rank, alpha, modules = said["r"], said["lora_alpha"], said["target_modules"] or []
+        parameters = said.get("target_parameters") or []
         dropout = said.get("lora_dropout") or 0.0
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise _not_ours(f"{type(error).__name__}: {error}", folder) from None
-    wrong = list(_no_numbers(rank, alpha, dropout, modules))
+    wrong = list(_no_numbers(rank, alpha, dropout, modules, parameters))
     if wrong:
         raise _not_ours(", ".join(wrong), folder)
     ways = [key for key in OTHER_WAYS if said.get(key)]
@@ -105,18 +111,20 @@ def read_config(folder: str | Path, model: Model) -> Lora:
     ways += [f"init_lora_weights={begun}"] if not isinstance(begun, bool) and begun not in BASE_KEPT else []
     if ways:
         raise _not_ours(f"{', '.join(ways)} is not trained here", folder)
-    known = naming.modules(model)
+    known, experts = naming.modules(model), naming.expert_parameters(model)
     hit = {target for target, name in known.items() if any(f".{name}".endswith(f".{one}") for one in modules)}
+    hit |= {target for target, name in experts.items() if any(f".{name}".endswith(f".{one}") for one in parameters)}
     strange = sorted(m for m in modules if not any(f".{name}".endswith(f".{m}") for name in known.values()))
+    strange += sorted(m for m in parameters if not any(f".{name}".endswith(f".{m}") for name in experts.values()))
     if strange:
-        there = ", ".join(dict.fromkeys(known.values()))
+        there = ", ".join(dict.fromkeys([*known.values(), *experts.values()]))
         raise _not_ours(f"{model.name} has no {', '.join(strange)}: its matrices are {there}", folder)
     targets = tuple(target for target in LORA_TARGETS if target in hit)
     alpha = alpha * math.sqrt(rank) if said.get("use_rslora") else alpha
     return Lora(rank=rank, targets=targets, alpha=0.0 if alpha == rank else float(alpha), dropout=float(dropout))
 
 
-def _no_numbers(rank: Any, alpha: Any, dropout: Any, modules: Any) -> Iterator[str]:
+def _no_numbers(rank: Any, alpha: Any, dropout: Any, modules: Any, parameters: Any) -> Iterator[str]:
     """Yield which values of a configuration are not what a workload's words could say."""
     if type(rank) is not int or not 1 <= rank <= 1e9:
         yield f"r={rank!r} is not a positive rank"
@@ -124,7 +132,8 @@ def _no_numbers(rank: Any, alpha: Any, dropout: Any, modules: Any) -> Iterator[s
         yield f"lora_alpha={alpha!r} is not a number above 0 and up to 1e6"
     if type(dropout) not in (int, float) or not 0 <= dropout < 1:
         yield f"lora_dropout={dropout!r} is not a part of one below 1"
-    if not isinstance(modules, list) or not modules or not all(isinstance(one, str) for one in modules):
+    named = [*modules, *parameters] if isinstance(modules, list) and isinstance(parameters, list) else []
+    if not named or not all(isinstance(one, str) for one in named):
         yield "target_modules is not a list of names"
 
 
@@ -149,6 +158,7 @@ def load_adapter(
     try:
         file = Path(folder) / TENSORS
         there = {name.removeprefix(PREFIX): source for name, source in open_weights(file).items()}
+        there = apart(there, wanted)
         with safe_open(file, framework="pt") as opened:
             over = (opened.metadata() or {}).get(BASE, "")
         if digest and over and over != digest:
@@ -238,9 +248,15 @@ def export_adapter(checkpoint: str | Path, folder: str | Path, *, over: bool = F
         "use_rslora": False,
         "use_dora": False,
     }
-    names = sorted(reader.index.tensors)
-    heads = [safetensors_file.TensorHeader(PREFIX + n, torch.float32, reader.index.tensors[n]) for n in names]
-    values = (_tensor(reader, name) for name in names)
+    config |= {"target_parameters": list(record.parameters)} if record.parameters else {}
+    shapes, joined = reader.index.tensors, fused(reader.index.tensors)
+    names = sorted(set(shapes) - {name for one in joined for name in one.parts})
+    sizes = {name: shapes[name] for name in names} | {one.name: one.shape(shapes[one.parts[0]]) for one in joined}
+    heads = [safetensors_file.TensorHeader(PREFIX + n, torch.float32, size) for n, size in sizes.items()]
+    values = chain(
+        (_tensor(reader, name) for name in names),
+        (one.joined([_tensor(reader, name) for name in one.parts]) for one in joined),
+    )
     with new_folder(folder, over=over) as temporary:
         known = {"format": "pt"} | ({BASE: record.digest} if record.digest else {})
         safetensors_file.write(temporary / TENSORS, heads, values, **known)
@@ -263,9 +279,12 @@ def export_merged(checkpoint: str | Path, weights: str | Path, folder: str | Pat
         name = head.name.removesuffix(".weight")
         factors = [f"{name}.lora_{side}.weight" for side in "AB"]
         stored = name.rpartition(".")[2] in record.matrices and len(head.shape) == 2
-        if not stored and factors[0] not in reader.index.tensors:
+        of_expert = added_to(name, lambda one: _tensor(reader, one) if one in reader.index.tensors else None)
+        if not stored and factors[0] not in reader.index.tensors and of_expert is None:
             return assembled(there[head.name], head.dtype)
         made = assembled(there[head.name], torch.float32)
+        if of_expert is not None:
+            return (made + record.lora.scale * of_expert).to(head.dtype)
         if stored:
             made = quantised(made, how).restored(how, torch.float32)
         if factors[0] in reader.index.tensors:
