@@ -157,6 +157,26 @@ def test_experts_that_exchange_nothing_are_weighed_by_a_router_as_by_hand():
         assert judged_loss == pytest.approx(loss, rel=1e-9)
 
 
+def sharded(rank, text):
+    trainer = routed(text, msgspec.structs.replace(TRAIN, global_batch=4))
+    for step in range(2):
+        trainer.step(routes.routed_of(trainer, corpus(), step))
+    trainer.settle()
+    loss = RoutedJudge(trainer, corpus(seed=1)).loss()
+    held = [piece for piece in local.state(trainer) if not piece[0].startswith("route")]
+    return trainer.rounds.replica, held, loss
+
+
+def test_a_path_of_ranks_that_shard_its_state_is_that_of_one_rank():
+    words = f"sync=dipaco:levels=1x2,h=2,prefix={PREFIX}"
+    whole = launch(2, sharded, f"dp2 mb2 {words}")
+    parts = launch(4, sharded, f"dp4 hsdp2 mb1 {words}")
+    for replica in (0, 1):
+        got, want = (local.whole([one[1] for one in some if one[0] == replica], "param") for some in (parts, whole))
+        assert max(differences(got, want).values()) < 1e-12
+    assert {one[2] for one in parts} == {pytest.approx(whole[0][2], rel=1e-12)}
+
+
 def resumed(rank, root):
     """What a run goes on with after a step within a round, and one that loads it, routes included."""
     text = DIPACO

@@ -3,17 +3,23 @@
 from collections import Counter
 
 import msgspec
+import pytest
 import torch
+import transformers
 
 import meshwright as mw
 from meshwright.answer.predict import simulate
 from meshwright.cost import standard
+from meshwright.errors import MeshwrightError
 from meshwright.plan import parse
 from meshwright.run.mesh import alone
+from meshwright.run.scaled import Scaled
 from meshwright.run.trainer import Trainer
 from meshwright.spec.cluster import load
+from meshwright.spec.model import from_config
 from meshwright.spec.workload import Train
 from meshwright.sync.policy import read
+from meshwright.sync.record import SharedScales
 from tests.run import local, rounds, small
 from tests.run.processes import launch
 from tests.run.small import differences, llama
@@ -85,3 +91,83 @@ def test_scales_are_a_value_for_each_parameter_in_memory_and_travel_with_them():
     assert abs(more / (4 * asked[0].num_params) - 1) < 0.05  # and what an allocator takes
     assert scaled.round.part_bytes == 2 * plain.round.part_bytes
     assert read("savic:h=8").text == "savic:h=8"
+
+
+CURVED = "dp2 mb2 sync=savic:h=1,of=curvature,apart=1e-5,least=0.01"
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 67,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+}
+
+
+def curved(rank):
+    """The first parameters of a rank, its signs in the first step, and its scales after it."""
+    trainer = local.begun(from_config(CONFIG, name="small"), CURVED, TRAIN, SETTINGS)
+    first = local.state(trainer)
+    signs = [
+        ("signs", small.plain(h.parameter), h.start, h.stop, trainer.curvature.signs(0, h.parameter.name, h.master))
+        for h in trainer.optimizer.held
+    ]
+    local.steps(trainer, 0, 1)
+    return first, signs, local.state(trainer)
+
+
+def by_double_backward(values, signs, index):
+    """v * (H v) of a replica's first batch, by transformers and torch's second derivatives."""
+    net = transformers.LlamaForCausalLM(transformers.LlamaConfig(**CONFIG, attn_implementation="eager")).double()
+    net.load_state_dict(values)
+    tokens = small.batch(TRAIN, 67, 0, 2, index).tokens
+    logits = net(tokens[:, :-1]).logits
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    names, held = zip(*net.named_parameters())
+    slopes = torch.autograd.grad(loss, held, create_graph=True)
+    along = sum((slope * signs[name]).sum() for name, slope in zip(names, slopes))
+    return {name: signs[name] * one for name, one in zip(names, torch.autograd.grad(along, held))}
+
+
+def test_scales_of_curvature_are_the_mean_of_products_with_the_hessian():
+    got = launch(2, curved)
+    products = [
+        by_double_backward(local.whole([first], "param"), local.whole([signs], "signs"), index)
+        for index, (first, signs, _) in enumerate(got)
+    ]
+    assert any(not torch.equal(a[-1], b[-1]) for a, b in zip(got[0][1], got[1][1]))  # each its own signs
+    for _, _, after in got:
+        scales = local.whole([after], "scale")
+        for name, one in scales.items():
+            expected = (products[0][name] + products[1][name]) / 2
+            assert torch.allclose(one, expected, rtol=1e-5, atol=5e-6), name
+
+
+def test_steps_in_scales_of_curvature_are_over_magnitudes_and_a_round_has_two_passes_more():
+    scaling = SharedScales(beta=0.9, least=0.5, apart=1e-3)
+    weight = torch.nn.Parameter(torch.tensor([1.0, 1.0, 1.0]))
+    one = Scaled([{"params": [weight]}], 0.1, 1, scaling)
+    one.state[weight]["scale"] = torch.zeros(3)
+    for curvature in ([-2.0, 4.0, 0.1], [1.0, 1.0, 1.0]):
+        weight.grad, one.curvature = torch.ones(3), {weight: torch.tensor(curvature)}
+        one.step()
+    # a plain step, and one over 2, 4, and the least; b is 0 and then 0.9 (1 - 0.9) / (1 - 0.81)
+    assert torch.allclose(weight, torch.tensor([0.9 - 0.05, 0.9 - 0.025, 0.9 - 0.2]))
+    b = 0.9 * (1 - 0.9) / (1 - 0.81)
+    assert torch.allclose(one.state[weight]["scale"], b * torch.tensor([-2.0, 4, 0.1]) + 1 - b)
+    asked = mw.load_model("llama3.2-1b"), load("4x1xh100,10gbe"), mw.parse_train("batch=4,seq=4096,optimizer=sgd")
+    squares, curved, alone = (
+        mw.predict(*asked[:1], where, train, mw.parse_plan(words), detail=False).step_time_s
+        for where, train, words in (
+            (asked[1], asked[2], "mb1 full sync=savic:h=8"),
+            (asked[1], asked[2], "mb1 full sync=savic:h=8,of=curvature"),
+            (load("1x1xh100"), mw.parse_train("batch=1,seq=4096,optimizer=sgd"), "mb1 full"),
+        )
+    )
+    assert abs((curved - squares) / (2 / 8 * alone) - 1) < 0.02
+    with pytest.raises(MeshwrightError) as refused:
+        mw.predict(*asked[:1], load("4xh100"), asked[2], mw.parse_plan("tp2 dp2 mb1 sync=savic:h=8,of=curvature"))
+    assert any("of=squares" in one.help for one in refused.value.diagnostics)

@@ -159,7 +159,8 @@ def _remembered_bytes(plan: Plan, train: Train, params: Params) -> float:
             if f.served and policy.rule.passes:  # the direction, a gradient, and the point before the last
                 out += 3 * f.num_bytes
             if f.what == MOMENTS and policy.scaling is not None:  # no optimizer's: the scales of local steps
-                out += f.num_bytes / f.shard.size
+                copies = 4 if policy.scaling.apart else 1  # with values aside, gradients and what comes of them
+                out += copies * f.num_bytes / f.shard.size
             if f.update == REFERENCE:  # a rank's gradient there, the sum, the point, and where a step goes from
                 out += 2 * (f.element_bytes + of.masters) * f.num_elements / f.shard.size
             if f.what == GATHERED and f.within != NO_CODEC and plan.layout.zero < 3 and of.weights == of.masters:

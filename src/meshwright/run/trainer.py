@@ -25,6 +25,7 @@ from meshwright.run.average import Rounds
 from meshwright.run.coded import CodedSum
 from meshwright.run.compiled import needed
 from meshwright.run.connect import connect
+from meshwright.run.curvature import curvature_of
 from meshwright.run.data import Batch
 from meshwright.run.drives import on_cores
 from meshwright.run.exchanges import Types, begin_alike, built, exchanges_of, fragments_of, parts_of
@@ -172,6 +173,7 @@ class Trainer:
             said = mesh["world"], policy.reference, settings.seed
             self.referenced = ReferencedSteps(self.exchanges, self.optimizer, *said)
         self.rounds = Rounds(policy, apart, parts, self.optimizer, mesh, settings.seed)
+        self.curvature = curvature_of(policy, self.optimizer, settings.seed, self.rounds.replica)
         self._update_early()
         self.groups: GroupRows | None = None
         if plan.sequence.groups != STATIC:
@@ -263,8 +265,7 @@ class Trainer:
 
     def _updated(self, bucket: Bucket, held: range) -> None:
         """A layer's gradient is whole: update it, and send it if it is due."""
-        for wait in self.before_update:
-            wait()
+        self._wait_to_write()
         with recorder().span("optimizer"):
             self.optimizer.update(self.step_count, 0.0, held)
         self.rounds.updated(bucket.of, self.step_count + 1)
@@ -280,10 +281,12 @@ class Trainer:
             return self._projected_step(self.projected, batch)
         passes = self.passes(batch)
         if self.referenced is not None:
-            for wait in self.before_update:  # to go half-way is a write as well
-                wait()
+            self._wait_to_write()  # to go half-way is a write as well
             self.referenced.begin(self.step_count, partial(self._gradients, passes))
             self.publish()
+        if self.curvature is not None:
+            self._wait_to_write()
+            self.curvature.gather(self.step_count, partial(self._gradients, passes), self.publish)
         total = self._gradients(passes)
         for wait in self.before_totals:
             wait()
@@ -304,8 +307,7 @@ class Trainer:
             if not finite:
                 self.publish()
         if finite:
-            for wait in self.before_update:
-                wait()
+            self._wait_to_write()
             if not self.rounds.policy.early:
                 with record.span("optimizer"):
                     self.optimizer.update(self.step_count, norm)
@@ -320,6 +322,11 @@ class Trainer:
             self.step_count += 1
         record.step_end()
         return StepResult(loss, batch.num_targets or self.train.tokens_per_step, norm, finite)
+
+    def _wait_to_write(self) -> None:
+        """Let those end who still read what the optimizer is about to write."""
+        for wait in self.before_update:
+            wait()
 
     def _gradients(self, passes: list[Pass]) -> torch.Tensor:
         """Run a step's passes and sum their gradients; this rank's part of the loss."""
@@ -337,8 +344,7 @@ class Trainer:
 
     def _projected_step(self, steps: ProjectedSteps, batch: Batch) -> StepResult:
         """One step by slopes of the loss."""
-        for wait in self.before_update:  # what is added to measure is a write as well
-            wait()
+        self._wait_to_write()  # what is added to measure is a write as well
         passes = self.passes(batch)
         loss, norm, finite = steps.taken(self.step_count, partial(self.pipeline.run, passes), self.publish)
         self.step_count += finite

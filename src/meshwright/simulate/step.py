@@ -50,6 +50,9 @@ def simulate(
     reference = read(plan.sync.policy).reference
     if reference:
         return _referenced(plan, model, cluster, train, costs, reference)
+    scaling = read(plan.sync.policy).scaling
+    if scaling is not None and scaling.apart:
+        return _curved(plan, model, cluster, train, costs)
     if takes_times(plan):
         return fastest_order(plan, model, cluster, train, costs)
     return _alone(stages or Stages(plan, model, train, Mesh(plan, cluster)), costs, pricer, structures)
@@ -83,6 +86,16 @@ def _referenced(plan: Plan, model: Model, cluster: Cluster, train: Train, costs:
 
     moving = one(msgspec.structs.replace(plan, sync=Sync(policy=USUAL)))
     return msgspec.structs.replace(one(plan), moving=moving, share=1 / every)
+
+
+def _curved(plan: Plan, model: Model, cluster: Cluster, train: Train, costs: Costs) -> Simulated:
+    """A plan whose replicas pass the batch of a round's last step to both sides of their parameters besides, each by
+    itself: two steps of one of them."""
+    one = msgspec.structs.replace(plan, layout=msgspec.structs.replace(plan.layout, dp=1), sync=Sync(policy=USUAL))
+    share = msgspec.structs.replace(train, global_batch=train.global_batch // plan.layout.dp)
+    own = _alone(Stages(plan, model, train, Mesh(plan, cluster)), costs)
+    moving = simulate(one, model, cluster, share, costs)
+    return msgspec.structs.replace(own, moving=moving, share=2 / read(plan.sync.policy).spacing)
 
 
 def _joint(plan: Plan, model: Model, cluster: Cluster, train: Train, costs: Costs) -> Simulated:

@@ -151,7 +151,8 @@ def _meeting(
     drawn = slow.varying(jitter, ranks, len(due.sent))
     seconds = own.of_replicas(_of_replicas(drawn, plan, together), kinds_of)
     met = graph(policy.group, replicas) if policy.meets else None
-    if policy.paths is not None:
+    model, lora = lowered.stages.model, lowered.stages.train.lora
+    if policy.paths is not None and not (policy.fragments and model.tied_embeddings and lora is None):
         met = _sharing(policy.paths, replicas, len(one.parts))
     rates = [
         _rates(one, due, paced(one, due, some, seconds), among) for some in (met, _nobody(replicas, len(one.parts)))

@@ -64,10 +64,12 @@ class Outer(msgspec.Struct, frozen=True, kw_only=True):
 
 class SharedScales(msgspec.Struct, frozen=True, kw_only=True):
     """The scales of local steps, a diagonal that replicas share: rounds keep ``beta`` of the squares that are gathered,
-    and no scale is taken for less than ``least``."""
+    and no scale is taken for less than ``least``. With a distance ``apart`` curvature is gathered in place of squares,
+    by passes so far to both sides; 0 for squares."""
 
     beta: float
     least: float
+    apart: float = 0.0
 
     def keeps(self, rounds: int) -> float:
         """Return the part of the squares that is kept after so many rounds: none of nothing, and in the end ``beta``
