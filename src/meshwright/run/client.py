@@ -15,7 +15,8 @@ from meshwright.run.coded_parts import CodedParts
 from meshwright.run.corrected import CorrectedSteps
 from meshwright.run.data import Batch, Corpus
 from meshwright.run.mail import ANCHOR, ASK, CHANGED, DIRECTION, LEFT, STOP, TRAIN, Gone, Letter, Post
-from meshwright.run.trainer import StepResult, Trainer
+from meshwright.run.result import StepResult
+from meshwright.run.trainer import Trainer
 from meshwright.sync.codecs import codec
 from meshwright.sync.fragments import PARAMETERS, Fragment
 from meshwright.world.crowd import Crowd

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from meshwright.run.data import Batch
-from meshwright.run.trainer import StepResult, Trainer
+from meshwright.run.result import StepResult
+from meshwright.run.trainer import Trainer
 
 if TYPE_CHECKING:
     from meshwright.run.client import Flat

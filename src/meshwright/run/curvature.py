@@ -14,8 +14,8 @@ from meshwright.sync.record import SyncPolicy
 
 
 class Curvature:
-    """The diagonal that an optimizer with scales of curvature gathers at the end of each round: that of the round's last batch,
-    where its step begins, by two more passes. Every replica draws its own signs."""
+    """The diagonal that an optimizer with scales of curvature gathers at the end of each round: that of its last batch,
+    where that step begins, by two more passes. Every replica draws its own signs."""
 
     def __init__(self, optimizer: Optimizer, apart: float, seed: int, replica: int):
         self.optimizer, self.apart, self.place = optimizer, apart, (seed, replica)

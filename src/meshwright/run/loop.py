@@ -34,8 +34,9 @@ from meshwright.run.mesh import ProcessMesh
 from meshwright.run.metrics import METRICS, Metrics, ProgressLine
 from meshwright.run.record import Off, Recorder, install
 from meshwright.run.reports import CallbackFailed, Reporter, StepHook, StepReport, Told, callback, reporters
+from meshwright.run.result import StepResult
 from meshwright.run.routing import measures, watched
-from meshwright.run.trainer import StepResult, Trainer
+from meshwright.run.trainer import Trainer
 from meshwright.run.world import World
 from meshwright.sync.policy import read
 from meshwright.timeline import Counter, Timeline

@@ -11,7 +11,8 @@ import torch
 
 from meshwright.run.client import Flat
 from meshwright.run.data import Batch
-from meshwright.run.trainer import StepResult, Trainer
+from meshwright.run.result import StepResult
+from meshwright.run.trainer import Trainer
 from meshwright.sync.fragments import VECTOR
 from meshwright.sync.pruning import Pruning, drawn
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -43,6 +43,7 @@ from meshwright.run.pools import places
 from meshwright.run.projected import ProjectedSteps
 from meshwright.run.record import recorder
 from meshwright.run.referenced import ReferencedSteps
+from meshwright.run.result import StepResult
 from meshwright.run.rotary import rotaries
 from meshwright.run.routing import routers
 from meshwright.run.saved import SavedOnDrives
@@ -60,17 +61,6 @@ from meshwright.sync.policy import read
 
 if TYPE_CHECKING:
     from meshwright.run.routes import Routes
-
-
-class StepResult(NamedTuple):
-    """Mean loss per token, tokens trained and the gradient's norm before clipping, over the whole job; loss and norm
-    over the replica of this rank where replicas take steps of their own. A loss that is not finite was not applied:
-    ``updated`` is False and parameters are as before, or, of such replicas, those of the last average lost."""
-
-    loss: float
-    num_tokens: int
-    grad_norm: float
-    updated: bool = True
 
 
 class Trainer:

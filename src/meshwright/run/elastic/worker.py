@@ -27,7 +27,8 @@ from meshwright.run.exchanges import in_step
 from meshwright.run.gather import gather
 from meshwright.run.job import Job
 from meshwright.run.loop import RankRun, divided, open_corpus, recorded
-from meshwright.run.trainer import StepResult, Trainer
+from meshwright.run.result import StepResult
+from meshwright.run.trainer import Trainer
 from meshwright.run.world import Report, World, meet
 
 #: A worker that has lost its peer leaves it to the launcher to find out who died; for so long.

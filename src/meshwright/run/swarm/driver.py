@@ -27,6 +27,7 @@ from meshwright.run import launch
 from meshwright.run.ahead import load_ahead
 from meshwright.run.data import Batch, Corpus
 from meshwright.run.job import Job
+from meshwright.run.result import StepResult
 from meshwright.run.swarm import peer as peers
 from meshwright.run.swarm.parcels import (
     BeginStep,
@@ -47,7 +48,7 @@ from meshwright.run.swarm.parcels import (
     send,
 )
 from meshwright.run.swarm.stage import fill, state_of
-from meshwright.run.trainer import StepResult, Trainer
+from meshwright.run.trainer import Trainer
 from meshwright.run.world import died
 from meshwright.simulate.swarm import SwarmWorld
 from meshwright.sync.codecs import codec
