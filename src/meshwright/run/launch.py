@@ -49,7 +49,7 @@ TIMEOUT_S = 600.0
 BEAT_S = 0.5
 #: A rank that a signal stopped is given up after so long, and one that is merely silent after so much longer: a call
 #: into a library may keep its threads waiting.
-STOPPED_S, SILENT_S = 10.0, 120.0
+STOPPED_S, SILENT_S = 8.0, 120.0
 #: Signals that ask a run to end in order.
 ASKING = (signal.SIGINT, signal.SIGTERM)
 #: What a rank says whose peer has gone: a consequence, never the cause.

@@ -80,8 +80,8 @@ def _values(one: FusedFactor, source: Source, number: int, shape: tuple[int, ...
 
 
 def added_to(name: str, factor: Callable[[str], torch.Tensor | None]) -> torch.Tensor | None:
-    """Return what an expert's adapter adds to the published matrix of a name (without ``.weight``), before its scale; None
-    where it has none. `factor` gives those of a checkpoint by name, None for what is not there."""
+    """Return what an expert's adapter adds to the published matrix of a name (without ``.weight``), before its scale;
+    None where it has none. `factor` gives those of a checkpoint by name, None for what is not there."""
     read = _MATRIX.fullmatch(name)
     if read is None:
         return None
