@@ -59,6 +59,20 @@ def fitted(probed):
     return fit_server(probed[0], model="tiny", url="http://there", name="there")
 
 
+def test_traffic_that_is_to_be_predicted_is_among_the_probes():
+    async def work():
+        server = Engine(**KNOWN)
+        async with serving(app(server), server) as url:
+            session, clock = await opened(url, salt=5), asyncio.get_running_loop().time
+            like = parse("rate=2,prompt=40:0.8;9000:0.2,output=6,requests=100").drawn()
+            said = {"longest": 64, "budget_s": 30.0, "say": lambda line: None, "clock": clock, "like": like}
+            return await Prober(session, **said).make()
+
+    (asked,) = {p.name: p for p in virtual.run(work()) if p.name == "random asked"}.values()
+    # of those that come within a third of what is left of the first 15 seconds, without prompts that are too long
+    assert 2 <= len(asked.requests) <= 12 and set(asked.requests.output) == {6} and asked.requests.prompt.max() < 80
+
+
 def test_probes_find_the_times_of_a_server(fitted):
     (start, each, square), (step, context, sequence) = (
         fitted.profile.iterations[0].prefill_ms,

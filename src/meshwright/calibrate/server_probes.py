@@ -49,12 +49,20 @@ class MadeProbe(NamedTuple):
 
 class Prober:
     """Probes of one server, made one after the other while there is time: ``longest`` tokens of a prompt, and
-    ``budget_s`` seconds in all. `say` is told what is being done."""
+    ``budget_s`` seconds in all. `say` is told what is being done. Where the traffic to be predicted is known
+    (``like``), a part of it is among the probes, so that the server is measured as busy as it will be."""
 
     def __init__(
-        self, session: Session, *, longest: int, budget_s: float, say: Callable[[str], None], clock: Callable[[], float]
+        self,
+        session: Session,
+        *,
+        longest: int,
+        budget_s: float,
+        say: Callable[[str], None],
+        clock: Callable[[], float],
+        like: Requests | None = None,
     ):
-        self.session, self.say, self.clock = session, say, clock
+        self.session, self.say, self.clock, self.like = session, say, clock, like
         self.longest, self.ends_s = longest, clock() + FIRST_ROUND * budget_s
         self.all_ends_s = clock() + budget_s
         self.budget_s = budget_s
@@ -81,6 +89,7 @@ class Prober:
         await self._ladder(each)
         await self._room(each)
         await self._mix(alone)
+        await self._alike()
         await self._random(each)
         await self._again()
         return self.made
@@ -149,6 +158,20 @@ class Prober:
         prompt = np.array([short, short, short, self.longest, self.longest // 2, short, self.longest])
         output = np.array([64, 64, 48, 8, 8, 24, 16])
         await self._probe("mix", Requests(arrival_s=at, prompt=prompt, output=output))
+
+    async def _alike(self) -> None:
+        """Send the first of the requests that are to be predicted, as many as come in a third of the time that is
+        left."""
+        if self.like is None:
+            return
+        until = self.left_s / 3
+        count = int((self.like.earliest_s() < until).sum()) if not self.like.concurrency else len(self.like)
+        some = self.like.first(max(1, min(count, 200)))
+        fits = some.prompt <= self.longest
+        if not fits.all():
+            some = some.chosen(np.flatnonzero(fits))
+        if len(some):
+            await self._probe("random asked", some)
 
     async def _random(self, each_s: float) -> None:
         """Send random traffic at half and at three quarters of what the ladder says that the server can do."""

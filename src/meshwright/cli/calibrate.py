@@ -32,7 +32,7 @@ unless told otherwise."""
 #: Where what was measured is kept until all of it is, in the folder of the profile.
 PART = "here.part.json"
 #: Options that say something of a server that is probed.
-OF_A_SERVER = ("save", "seconds", "longest", "model", "api_key", "tokenizer")
+OF_A_SERVER = ("save", "seconds", "longest", "model", "api_key", "tokenizer", "serve")
 CLASSES = ("gemm", "attention", "latent", "moe", "scan", "network", "framework", "engine")
 
 
@@ -56,6 +56,7 @@ class CalibrateOptions(msgspec.Struct, frozen=True, kw_only=True):
     save: options.text("FILE", "With --server: write its profile there, server.toml.") = ""
     seconds: options.text("SECONDS", "With --server: how long probes may take; 180 if left out.") = ""
     longest: options.text("TOKENS", "With --server: the longest prompt of probes; 1024 if left out.") = ""
+    serve: options.text("WORDS", "With --server: traffic to be predicted, some of which is among the probes.") = ""
     model: options.text("NAME", "With --server: which of its models; the first if left out.") = ""
     api_key: options.text("KEY", "With --server: its key, or env:NAME.") = ""
     tokenizer: options.text("FILE", "With --server: a tokenizer.json to count prompts by.") = ""

@@ -35,10 +35,18 @@ def run_server(given: Any, wrong: list[Diagnostic]) -> int:
             Diagnostic(code="K001", message="a profile is one .toml file", place=f"--save {given.save}",
                        help="--save server.toml")
         )  # fmt: skip
+    like = None
+    if given.serve:
+        from meshwright.spec.serve import parse
+
+        try:
+            like = parse(given.serve).drawn()
+        except MeshwrightError as error:
+            wrong += error.diagnostics
     if wrong:
         raise MeshwrightError(wrong)
     probes, where, model = asyncio.run(
-        _probed(given, key, said.get("seconds", USUAL_S), said.get("longest", USUAL_LONGEST))
+        _probed(given, key, said.get("seconds", USUAL_S), said.get("longest", USUAL_LONGEST), like)
     )
     from meshwright.atomic import write_bytes
     from meshwright.calibrate import engine, server, server_report
@@ -59,7 +67,7 @@ def run_server(given: Any, wrong: list[Diagnostic]) -> int:
     return 0
 
 
-async def _probed(given: Any, key: str, budget_s: float, longest: int) -> tuple[Any, str, str]:
+async def _probed(given: Any, key: str, budget_s: float, longest: int, like: Any) -> tuple[Any, str, str]:
     from meshwright.calibrate.server_probes import Prober, longest_prompt
     from meshwright.traffic.session import opened
 
@@ -70,7 +78,8 @@ async def _probed(given: Any, key: str, budget_s: float, longest: int) -> tuple[
         message = f"the server's context of {session.dialect.context} tokens leaves no room for probes"
         raise MeshwrightError.one("T009", message, place=where, help="serve the model with a longer context")
     note(f"{session.dialect.model} at {where}; prompts: {session.prompts.how}")
-    prober = Prober(session, longest=longest, budget_s=budget_s, say=note, clock=asyncio.get_running_loop().time)
+    clock = asyncio.get_running_loop().time
+    prober = Prober(session, longest=longest, budget_s=budget_s, say=note, clock=clock, like=like)
     probes = await prober.make()
     if prober.errors:
         note(f"{len(prober.errors)} probes were not answered, the first: {prober.errors[0]}")
