@@ -77,6 +77,8 @@ def test_options_of_a_policy_are_arguments_of_the_hook():
         ("torch-ddp", "dp16 sync=qsr:h=1,growth=2,rate=1,steps=8", "it exchanges once in"),
         ("torchft", "dp16 sync=qsr:h=2,growth=2,rate=1,steps=8", "these rounds grow"),
         ("torch-ddp", "dp16 sync=gossip", "sees the gradients of every step"),
+        ("torch-ddp", "dp16 sync=ddm", "models of their own"),
+        ("torchft", "dp16 sync=dipaco:levels=2x2", "models of their own"),
         ("torch-ddp", "fsdp", "every rank holds the whole model"),
         ("torchft", "dp16 sync=powersgd", "this exchanges gradients"),
         ("torchft", "dp16 sync=co2:h=8", "comes a round late"),

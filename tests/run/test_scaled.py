@@ -5,7 +5,6 @@ from collections import Counter
 import msgspec
 import pytest
 import torch
-import transformers
 
 import meshwright as mw
 from meshwright.answer.predict import simulate
@@ -121,6 +120,7 @@ def curved(rank):
 
 def by_double_backward(values, signs, index):
     """v * (H v) of a replica's first batch, by transformers and torch's second derivatives."""
+    transformers = pytest.importorskip("transformers")
     net = transformers.LlamaForCausalLM(transformers.LlamaConfig(**CONFIG, attn_implementation="eager")).double()
     net.load_state_dict(values)
     tokens = small.batch(TRAIN, 67, 0, 2, index).tokens

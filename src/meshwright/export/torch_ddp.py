@@ -49,7 +49,7 @@ def _exchange(r: ExportRequest) -> Iterator[Gap]:
                 mend={"layout.shard": 0},
             )
         return
-    if policy.fragments[0] == PARAMETERS:
+    if PARAMETERS in policy.fragments:
         help = "say sync=local:h=8 without codec=, combine= and moments=; or --to torchft, which has outer steps"
     else:
         help = "say sync= a code of gradients, such as powersgd or int8"

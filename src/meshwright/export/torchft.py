@@ -84,6 +84,8 @@ def _no_round(policy: SyncPolicy) -> Iterator[str]:
     """Yield why a policy is none of torchft's rounds."""
     if policy.rule.decider is not None:
         yield "its replicas are clients of a server"
+    if policy.differing_models:
+        yield "its replicas hold models of their own"
     if policy.fragments != (PARAMETERS,):
         yield f"this exchanges {' and '.join('gradients' if what == GRADIENTS else what for what in policy.fragments)}"
     if policy.group != ALL:

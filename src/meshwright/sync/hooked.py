@@ -12,6 +12,7 @@ def unhooked(policy: SyncPolicy) -> list[str]:
     return [
         why
         for why, holds in (
+            ("its replicas hold models of their own", policy.differing_models),
             (f"it exchanges once in {policy.spacing:.4g} steps", policy.spacing != 1),
             (f"it exchanges {' and '.join(policy.fragments)}", policy.fragments != (GRADIENTS,)),
             (f"its result is applied {policy.delay} steps later", policy.delay != 0),
