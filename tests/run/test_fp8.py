@@ -27,6 +27,13 @@ def by_hand(x, kind, by_row):
     return (x.double() / scale).float().clamp(-most, most).to(kind).double() * scale
 
 
+def in_float64(x, w, gradient, how):
+    """The product of rounded operands, and its gradients of x and of w."""
+    q = [by_hand(t.detach(), how.forward, how.by_row) for t in (x, w, x.T, w.T)]
+    dy, dyt = (by_hand(t, how.backward, how.by_row) for t in (gradient, gradient.T))
+    return q[0] @ q[1].T, dy @ q[3].T, dyt @ q[2].T
+
+
 def operands(m, k, n):
     generator = torch.Generator().manual_seed(m)
     x, w, g = (torch.randn(*size, generator=generator).bfloat16() for size in ((m, k), (n, k), (m, n)))
@@ -38,10 +45,7 @@ def operands(m, k, n):
 def test_products_and_both_gradients_are_those_of_rounded_operands_in_float64(word, size):
     x, w, g = operands(*size)
     matmul(x, w, word).backward(g)
-    how = fp8.FORMATS[word]
-    q = [by_hand(t.detach(), how.forward, how.by_row) for t in (x, w, x.T, w.T)]
-    dy, dyt = (by_hand(t, how.backward, how.by_row) for t in (g, g.T))
-    wanted = (q[0] @ q[1].T, dy @ q[3].T, dyt @ q[2].T)
+    wanted = in_float64(x, w, g, fp8.FORMATS[word])
     for found, expected in zip((matmul(x, w, word), x.grad, w.grad), wanted, strict=True):
         # sums are of 24 bits and results of 8, so that each is within half a unit of its last place
         assert (found.double() - expected).abs().max() <= 2**-8 * expected.abs().max()

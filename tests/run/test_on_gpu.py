@@ -8,13 +8,15 @@ import pytest
 import torch
 
 from meshwright.plan import parse
-from meshwright.run import bench, equality, launch, loop
+from meshwright.run import bench, equality, fp8, launch, loop
 from meshwright.run.bench import forward
+from meshwright.run.linear import matmul
 from meshwright.run.settings import Settings
 from meshwright.run.world import World
 from meshwright.spec import model
 from meshwright.spec.workload import Train
 from tests.run.small import llama
+from tests.run.test_fp8 import in_float64, operands
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 GPU = torch.device("cuda", 0)
@@ -43,6 +45,18 @@ def test_a_weight_gradient_in_16_bits_is_summed_in_32():
     expected = held.double() + left.T.double() @ right.double()
     torch.addmm(held, left.T, right, out_dtype=torch.float32, beta=1, out=held)
     assert (held - expected).norm() < 1e-5 * expected.norm()
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() < fp8.CAPABILITY, reason="no products of 8 bits"
+)
+@pytest.mark.parametrize("word", fp8.FORMATS)
+def test_products_of_8_bits_are_those_of_rounded_operands_in_float64(word):
+    x, w, g = (t.detach().to(GPU).requires_grad_(t.requires_grad) for t in operands(96, 64, 48))
+    found = matmul(x, w, word)
+    found.backward(g)
+    for one, wanted in zip((found, x.grad, w.grad), in_float64(x, w, g, fp8.FORMATS[word]), strict=True):
+        assert (one.double() - wanted).abs().max() <= 2**-7 * wanted.abs().max()
 
 
 def between_two(rank, folder, plans, documents):
