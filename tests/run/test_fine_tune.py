@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import shutil
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -201,8 +202,8 @@ GPT2 |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "bos_token_id": 0, "eos_token_id
         *(("deepseek_v3", "q k o q_up kv_up"), ("deepseek_v2", "q kv_up")),
     ],
 )
-def test_adapters_of_other_families_are_those_of_peft_at_their_places(family, words, tmp_path):
-    """One step's loss and gradients of adapters that PEFT drew; `transformers` computes norms in 32 bits."""
+def test_adapters_of_other_families_are_those_of_peft_at_their_places(family, words, tmp_path, wide):
+    """One step's loss and gradients of adapters that PEFT drew."""
     called = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj", "gate": "gate_proj", "up": "up_proj"}
     called |= {"down": "down_proj"} | ({"o": "dense", "up": "fc1"} if family == "phi" else {})
     if family == "phi3":
@@ -213,7 +214,8 @@ def test_adapters_of_other_families_are_those_of_peft_at_their_places(family, wo
     called |= dict.fromkeys("qkv", "c_attn") | {"down": "mlp.c_proj"} if family == "gpt2" else {}
     torch.manual_seed(3)
     config = AutoConfig.for_model(family, **(CONFIGS | {"gpt2": GPT2})[family])
-    base = AutoModelForCausalLM.from_config(config, experts_implementation="eager").double()
+    with wide():
+        base = AutoModelForCausalLM.from_config(config, experts_implementation="eager").double()
     base.save_pretrained(tmp_path / "base")
     targets = list(dict.fromkeys(called[word] for word in words.split()))
     drawn = {"init_lora_weights": False, "fan_in_fan_out": family == "gpt2"}
@@ -221,8 +223,10 @@ def test_adapters_of_other_families_are_those_of_peft_at_their_places(family, wo
     theirs = get_peft_model(base, config)
     theirs.save_pretrained(tmp_path / "start")
     tokens = torch.randint(0, 99, (2, 17))
-    expected = torch.nn.functional.cross_entropy(theirs(tokens[:, :-1]).logits.flatten(0, 1), tokens[:, 1:].flatten())
-    expected.backward()
+    with wide():
+        logits = theirs(tokens[:, :-1]).logits
+        expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        expected.backward()
     model, plan = load(tmp_path / "base"), parse_plan("mb2").on(1)
     train = parse(f"batch=2,seq=16,dtype=fp32,rank=3,alpha=6,targets={words.replace(' ', '+')}")
     assert read_config(tmp_path / "start", model) == train.lora
@@ -233,7 +237,7 @@ def test_adapters_of_other_families_are_those_of_peft_at_their_places(family, wo
     found: dict[str, torch.Tensor] = {}
     held = ours.optimizer.held
     ours.before_update.append(lambda: found.update((h.parameter.parts[0].name, h.gradient.clone()) for h in held))
-    assert ours.step(data.Batch(tokens, None)).loss == pytest.approx(expected.item(), rel=1e-7)
+    assert ours.step(data.Batch(tokens, None)).loss == pytest.approx(expected.item(), rel=1e-9)
     wanted = {
         name.removeprefix("base_model.model.").replace(".default.", "."): parameter.grad.flatten()
         for name, parameter in theirs.named_parameters()
@@ -241,7 +245,22 @@ def test_adapters_of_other_families_are_those_of_peft_at_their_places(family, wo
     }
     assert found.keys() == wanted.keys()
     far = {name: float((found[name] - one).abs().max() / one.abs().max()) for name, one in wanted.items()}
-    assert max(far.values()) < 1e-5, far
+    assert max(far.values()) < 1e-7, far  # Gemma keeps the scale of its embedding in 32 bits
+
+
+@pytest.fixture
+def wide(monkeypatch):
+    """What `transformers` asks 32 bits of by name (norms, softmax, rotations, routers) is in 64 while this is open."""
+
+    @contextmanager
+    def opened():
+        with monkeypatch.context() as patch:
+            for name in ("float32", "float"):
+                patch.setattr(torch, name, torch.float64)
+            patch.setattr(torch.Tensor, "float", torch.Tensor.double)
+            yield
+
+    return opened
 
 
 EXPERTS = {"num_experts_per_tok": 2, "intermediate_size": 48, "moe_intermediate_size": 24, "vocab_size": len(WORDS)}
@@ -254,13 +273,14 @@ MIXTURES = {"mixtral": {"num_local_experts": 4}, "qwen3_moe": {"num_experts": 4,
     ("family", "words"),
     [("mixtral", "v experts_up experts_down"), ("qwen3_moe", "experts_down")],
 )
-def test_adapters_of_experts_are_those_of_peft_in_and_out(family, words, base, tmp_path):
+def test_adapters_of_experts_are_those_of_peft_in_and_out(family, words, base, tmp_path, wide):
     """One step's loss and gradients of adapters that PEFT drew on parameters of all experts; and what a run over two
     ranks of experts leaves is in PEFT what its merged weights are in `transformers`."""
     called = {"experts_up": "mlp.experts.gate_up_proj", "experts_down": "mlp.experts.down_proj"}
     torch.manual_seed(3)
     config = AutoConfig.for_model(family, **EXPERTS, **MIXTURES[family])
-    model = AutoModelForCausalLM.from_config(config, experts_implementation="eager").double()
+    with wide():
+        model = AutoModelForCausalLM.from_config(config, experts_implementation="eager").double()
     model.save_pretrained("base")
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(base / "base" / file, f"base/{file}")
@@ -272,8 +292,10 @@ def test_adapters_of_experts_are_those_of_peft_in_and_out(family, words, base, t
     theirs = get_peft_model(model, LoraConfig(r=3, lora_alpha=6, task_type="CAUSAL_LM", init_lora_weights=False, **how))
     theirs.save_pretrained("start")
     tokens = torch.randint(0, len(WORDS), (2, 17))
-    expected = torch.nn.functional.cross_entropy(theirs(tokens[:, :-1]).logits.flatten(0, 1), tokens[:, 1:].flatten())
-    expected.backward()
+    with wide():
+        logits = theirs(tokens[:, :-1]).logits
+        expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        expected.backward()
     ours, train = load("base"), parse(f"batch=2,seq=16,dtype=fp32,rank=3,alpha=6,targets={'+'.join(chosen)}")
     assert read_config("start", ours) == train.lora
     trainer = Trainer(ours, parse_plan("mb2").on(1), train, alone(), settings=Settings(precision="float64"))
@@ -286,7 +308,7 @@ def test_adapters_of_experts_are_those_of_peft_in_and_out(family, words, base, t
             (p.name, h.gradient.view(h.parameter.shape)[p.select]) for h in held for p in h.parameter.parts
         )
     )
-    assert trainer.step(data.Batch(tokens, None)).loss == pytest.approx(expected.item(), rel=1e-7)
+    assert trainer.step(data.Batch(tokens, None)).loss == pytest.approx(expected.item(), rel=1e-9)
     whole = {one.name: one.joined([found.pop(name) for name in one.parts]) for one in fused(list(found))} | found
     wanted = {
         name.removeprefix("base_model.model.").replace(".default.", "."): parameter.grad
@@ -295,7 +317,7 @@ def test_adapters_of_experts_are_those_of_peft_in_and_out(family, words, base, t
     }
     assert whole.keys() == wanted.keys()
     far = {name: float((whole[name].view_as(one) - one).abs().max() / one.abs().max()) for name, one in wanted.items()}
-    assert max(far.values()) < 1e-5, far
+    assert max(far.values()) < 1e-8, far
 
     if family != "mixtral":
         return
