@@ -36,6 +36,14 @@ def test_one_microbatch_through_two_stages_takes_its_passes_and_messages_one_aft
     # forward and out, in and forward, in and backward and out, in and backward, update
     assert run.step_s == pytest.approx([1.5 + 1.5 + 4.0 + 3.5 + 0.25] * 3)
     assert run.sent_bytes == 5 * 10 and run.computing_s == pytest.approx((4 + 4) / 2)
+    computed = [(one.peer, one.kind, one.start_s, one.end_s) for one in run.spans if one.queue == "compute"]
+    assert computed == [
+        (0, "F", 0.0, 1.0),
+        (1, "F", pytest.approx(2.0), pytest.approx(3.0)),
+        (1, "BW", pytest.approx(3.5), pytest.approx(6.5)),
+        (0, "BW", pytest.approx(7.5), pytest.approx(10.5)),
+        *((peer, "optimizer", pytest.approx(10.5), pytest.approx(10.75)) for peer in (0, 1)),
+    ]
 
 
 def test_unequal_peers_of_one_stage_are_as_fast_as_their_speeds_together():
@@ -83,6 +91,8 @@ def test_an_answer_has_the_swarm_in_its_world_beside_fixed_ranks_that_wait_for_t
     )
     assert swarm.step_time_s < 0.8 * fixed.step_time_s
     assert sum(swarm.attribution.values()) == pytest.approx(swarm.step_time_s)
+    assert swarm.timeline.makespan_s == pytest.approx(swarm.swarm.step_s[-1])
+    assert [rank.rank for rank in swarm.memory] == [rank.name for rank in swarm.timeline.ranks]
     slow, fast = (swarm.swarm.peers[at].passes for at in (3, 0))
     assert 2 < fast / slow < 4
     alone = mw.predict(*asked, mw.parse_plan("pp2 dp4 mb1"), detail=False)

@@ -23,7 +23,14 @@ from meshwright.answer.replan import replanned
 from meshwright.answer.sensitivity import sensitivities
 from meshwright.answer.spread import batch_spread, drawn_assumptions, with_unequal
 from meshwright.answer.stragglers import in_world, varied_assumption, with_waiting
-from meshwright.answer.swarm import swarm_assumptions, swarm_attribution, swarm_cautions, swarm_in_world
+from meshwright.answer.swarm import (
+    of_peers,
+    swarm_assumptions,
+    swarm_attribution,
+    swarm_cautions,
+    swarm_in_world,
+    swarm_timeline,
+)
 from meshwright.answer.tier_memory import tier_memory
 from meshwright.answer.to_loss import equal_loss, more_tokens
 from meshwright.causes import PRICED
@@ -96,14 +103,16 @@ def predict(
     clients = client_rounds(run, model, cluster, train, plan, costs, world)
     ranks = rank_memory(run.wave or run, costs)
     tiers = tier_memory(run, costs)
-    shown_ranks = _of_classes(ranks, shown)
-    timeline = _timeline(shown, who, shown_ranks, costs, traced=detail)
-    split = _attribution(shown, timeline)
+    shown_ranks = _of_classes(ranks, shown) if run.swarm is None else of_peers(run, ranks)
+    if run.swarm is None:
+        timeline = _timeline(shown, who, shown_ranks, costs, traced=detail)
+        split = _attribution(shown, timeline)
+    else:
+        timeline, split = swarm_timeline(run, who), swarm_attribution(run, costs)
     if even is not shown:  # drawn steps, told apart from the same work in equal microbatches
         split = attribution(_timeline(even, who, ranks, costs, traced=False), even.priced.parts)
     split = split if batches is None else with_unequal(split, batches)
     split = split if varied is None else with_waiting(split, varied)
-    split = split if run.swarm is None else swarm_attribution(run, costs)
     draws, rounds = interval_draws(even) * (step / even.step_time_s), _round(run)
     within = interval(draws, step)
     job = world if world is not None and world.of_job and run.swarm is None else None

@@ -5,15 +5,17 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from meshwright.answer.prediction import Assumption
+from meshwright.answer.prediction import Assumption, RankMemory
 from meshwright.causes import CAUSE, PRICED, STEP
 from meshwright.cost import Costs
 from meshwright.errors import MeshwrightError
+from meshwright.graph import ATTRIBUTES, KIND, QUEUE, RankClass
 from meshwright.plan import Plan
 from meshwright.simulate.simulated import Simulated
 from meshwright.simulate.swarm import SwarmWorld
-from meshwright.simulate.swarm_sizes import swarmed, wave_of
+from meshwright.simulate.swarm_sizes import class_of, swarmed, wave_of
 from meshwright.sync.record import NO_CODEC
+from meshwright.timeline import Identity, Timeline
 from meshwright.world.crowd import ALIKE
 from meshwright.world.slow import SlowStep
 from meshwright.world.trace import JobWorld, changes, unknown_nodes
@@ -78,6 +80,48 @@ def swarm_attribution(run: Simulated, costs: Costs) -> dict[str, float]:
     return {name: seconds * swarm.mean_s / whole for name, seconds in out.items()}
 
 
+def peer_classes(run: Simulated) -> tuple[RankClass, ...]:
+    """The peers of a swarm as ranks: by their stage in the plan, and their place along dp."""
+    layout, mesh = run.lowered.plan.layout, run.lowered.mesh
+    out = []
+    for rank in range(layout.num_ranks):
+        stage, place = rank // layout.stride("pp") % layout.pp, rank // layout.stride("dp") % layout.dp
+        device = mesh.cluster.island_of(rank).device.name
+        out.append(RankClass(stage=stage, device=device, at=(("dp", place),)))
+    return tuple(out)
+
+
+def of_peers(run: Simulated, ranks: tuple[RankMemory, ...]) -> tuple[RankMemory, ...]:
+    """The memory of every peer, from that of the classes of ranks."""
+    pp, found = run.lowered.plan.layout.pp, peer_classes(run)
+    kinds = class_of(run.lowered.mesh)
+    held = [ranks[kinds[one.at[0][1]] * pp + one.stage] for one in found]
+    return tuple(msgspec.structs.replace(rank, rank=one.name, multiplicity=1) for rank, one in zip(held, found))
+
+
+def swarm_timeline(run: Simulated, who: Identity) -> Timeline:
+    """The last simulated step of a swarm, peer by peer."""
+    spans = run.swarm.spans
+    attributes = np.full((len(ATTRIBUTES), len(spans)), -1, np.int32)
+    attributes[ATTRIBUTES.index("stage")] = [one.stage for one in spans]
+    attributes[ATTRIBUTES.index("microbatch")] = [one.microbatch for one in spans]
+    names = sorted({one.kind for one in spans})
+    return Timeline(
+        ranks=peer_classes(run),
+        task=np.arange(len(spans), dtype=np.int32),
+        rank=np.array([one.peer for one in spans], np.int32),
+        queue=np.array([QUEUE[one.queue] for one in spans], np.int32),
+        kind=np.array([KIND[one.kind] for one in spans], np.uint8),
+        attributes=attributes,
+        start_s=np.array([one.start_s for one in spans], np.float64),
+        end_s=np.array([one.end_s for one in spans], np.float64),
+        waited_for=np.full(len(spans), -1, np.int32),
+        cost_key=np.array([names.index(one.kind) for one in spans], np.int32),
+        keys=tuple(names),
+        identity=who,
+    )
+
+
 def swarm_assumptions(run: Simulated, world: JobWorld | None) -> tuple[Assumption, ...]:
     """The assumptions behind the steps of a swarm."""
     if run.swarm is None:
@@ -88,7 +132,7 @@ def swarm_assumptions(run: Simulated, world: JobWorld | None) -> tuple[Assumptio
             "peers",
             f"{len(run.swarm.step_s)} steps simulated {met}",
             "whoever trains is never waited for, and has ports enough; a peer's speed at another stage is its own by "
-            "that of the stages; the timeline is that of fixed ranks",
+            "that of the stages; the timeline is that of the last step",
         ),
     )
 

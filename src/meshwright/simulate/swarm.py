@@ -39,6 +39,9 @@ from meshwright.world.swarm import (
 )
 from meshwright.world.trace import WorldEvent
 
+#: Queues that what goes into a stage is told on, and what comes out of it in a forward and in a backward.
+IN, OUT = "link_forward", ("pp_forward", "pp_backward")
+
 
 class SwarmSizes(msgspec.Struct, frozen=True, kw_only=True):
     """Times of a swarm: seconds of a forward and of a backward (which computes the forward again) of every stage on
@@ -71,10 +74,24 @@ class PeerShare(msgspec.Struct, frozen=True):
     stage: int
 
 
+class PeerSpan(NamedTuple):
+    """Something that a peer did in a step, in seconds from its beginning: its ``queue`` and ``kind`` are those of a
+    graph's tasks, ``microbatch`` -1 for what is of the whole step."""
+
+    peer: int
+    queue: str
+    kind: str
+    stage: int
+    microbatch: int
+    start_s: float
+    end_s: float
+
+
 class SwarmRun(msgspec.Struct, frozen=True, kw_only=True):
     """Steps of a swarm: the seconds of each, what every peer did, how often peers changed their stage, were lost and
     joined, requests that were asked again because of that, seconds of a step that gradients were summed and
-    parameters updated for, seconds of a step that a peer computed, in the mean, and bytes of messages a step."""
+    parameters updated for, seconds of a step that a peer computed, in the mean, bytes of messages a step, and what
+    everybody did in the last (``spans``)."""
 
     step_s: tuple[float, ...]
     peers: tuple[PeerShare, ...]
@@ -86,6 +103,7 @@ class SwarmRun(msgspec.Struct, frozen=True, kw_only=True):
     update_s: float
     computing_s: float
     sent_bytes: float
+    spans: tuple[PeerSpan, ...] = ()
     log: tuple[LogEntry, ...] = ()
 
     @property
@@ -94,10 +112,9 @@ class SwarmRun(msgspec.Struct, frozen=True, kw_only=True):
         return fmean(self.step_s[1:] or self.step_s)
 
     def to_json(self) -> dict[str, Any]:
-        """The run as plain values, without the log."""
-        return {n: msgspec.to_builtins(getattr(self, n)) for n in self.__struct_fields__ if n != "log"} | {
-            "mean_s": self.mean_s
-        }
+        """The run as plain values, without the spans and the log."""
+        said = [name for name in self.__struct_fields__ if name not in ("spans", "log")]
+        return {name: msgspec.to_builtins(getattr(self, name)) for name in said} | {"mean_s": self.mean_s}
 
 
 class SwarmWorld(NamedTuple):
@@ -142,6 +159,7 @@ class _Clock:
         self.rng = np.random.default_rng((world.seed, 7))
         self.log: list[LogEntry] = []
         self.ended_s: list[float] = []
+        self.spans: list[PeerSpan] = []  # of the step that is being simulated
 
     def run(self, num_steps: int) -> SwarmRun:
         self._fails_next()
@@ -156,6 +174,7 @@ class _Clock:
                 self.ended_s.append(event.at_s)
                 if len(self.ended_s) == num_steps:
                     return self._said()
+                self.spans = []
 
     def _said(self) -> SwarmRun:
         steps, total = len(self.ended_s), self.now_s
@@ -171,8 +190,17 @@ class _Clock:
             update_s=self.used_s["update"] / steps,
             computing_s=sum(self.busy_s) / len(self.busy_s) / steps,
             sent_bytes=self.messages * self.sizes.message_bytes / steps,
+            spans=tuple(sorted(self.spans, key=lambda one: (one.start_s, one.peer))),
             log=tuple(self.log),
         )
+
+    def _span(
+        self, peer: int, queue: str, kind: str, stage: int, microbatch: int, start_s: float, end_s: float
+    ) -> None:
+        """Note what a peer did in this step."""
+        begun = self.ended_s[-1] if self.ended_s else 0.0
+        if end_s > start_s:
+            self.spans.append(PeerSpan(peer, queue, kind, stage, microbatch, start_s - begun, end_s - begun))
 
     def _at(self, at_s: float, happens: Callable[[], SwarmEvent | None]) -> None:
         heapq.heappush(self.heap, (at_s, next(self.order), happens))
@@ -236,6 +264,10 @@ class _Clock:
                     if stage >= 0
                 )
                 self.used_s["update"] += took
+                for peer, stage in enumerate(self.stage):
+                    if stage >= 0:
+                        own = self.sizes.update_s[peer][stage] * self.world.computing[peer]
+                        self._span(peer, "compute", "optimizer", stage, -1, self.now_s, self.now_s + own)
                 self._at(self.now_s + took, lambda: StepBegun(self.now_s))
             case StageLost(stage=stage):
                 raise MeshwrightError.one(
@@ -262,6 +294,10 @@ class _Clock:
             self.passes[peer] += 1
             self.busy_s[peer] += took
             self.messages += into + out
+            m, s = request.microbatch, request.stage
+            self._span(peer, IN, "send", s, m, arrived - into * message_s, arrived)
+            self._span(peer, "compute", "BW" if request.backward else "F", s, m, computed - took, computed)
+            self._span(peer, OUT[request.backward], "send", s, m, ends - out * message_s, ends)
             return PassDone(peer, request, self.now_s)
 
         self._at(ends, self._while_there(peer, done))
@@ -290,6 +326,9 @@ class _Clock:
             if number != self.sums:
                 return None
             self.used_s["sum"] += took
+            for stage, pool in enumerate(pools):
+                for peer in pool:
+                    self._span(peer, "dp", "all_reduce", stage, -1, self.now_s - took, self.now_s)
             return GradientsSummed(self.now_s)
 
         self._at(self.now_s + took, summed)

@@ -84,13 +84,14 @@ def wave_of(run: Simulated, costs: Costs) -> Wave:
         backward=backward,
         update=update,
         sums=sums,
-        class_of=_class_of(mesh, lowered.plan.layout.dp),
+        class_of=class_of(mesh),
     )
 
 
-def _class_of(mesh: Mesh, dp: int) -> tuple[int, ...]:
+def class_of(mesh: Mesh) -> tuple[int, ...]:
+    """The class of every slice along dp, by its number."""
     of = {member: number for number, kind in enumerate(kinds(mesh.layout, mesh.cluster)) for member in kind.members}
-    return tuple(of[member] for member in range(dp))
+    return tuple(of[member] for member in range(mesh.layout.dp))
 
 
 def swarm_sizes(plan: Plan, cluster: Cluster, wave: Wave, costs: Costs) -> SwarmSizes:
