@@ -37,13 +37,19 @@ import numpy as np
 from bench.tiny_models import write_gguf, write_hugging_face
 from meshwright.answer.server import predict_server
 from meshwright.calibrate.server import fit_server
-from meshwright.calibrate.server_probes import Prober
+from meshwright.calibrate.server_probes import MadeProbe, Prober
 from meshwright.calibrate.server_report import report
 from meshwright.cost.engine import EngineProfile
 from meshwright.spec.serve import Serve, parse
 from meshwright.traffic.session import opened, replayed
 from meshwright.traffic.summary import summed_up
 
+#: What is measured beside predictions: tokens a second that so many clients get in a closed loop.
+CLIENTS = "16 clients"
+#: Tokens a second of our engine over those of transformers' generate, alone and 16 at a time, and over its server.
+FASTER = {"alone": 0.9, "together": 3.0, "server": 1.0}
+#: Seconds after which a server is given up.
+LIMIT_S = 1500.0
 #: The servers, the quickest to fail first.
 SERVERS = ("meshwright", "llama-cpp", "transformers")
 #: Targets: relative errors of means and of 90th percentiles.
@@ -141,7 +147,8 @@ async def proved(url: str, model: str, seconds: float, requests: int, folder: Pa
     print(f"{session.dialect.model}: prompts are {session.prompts.how}; fields {', '.join(session.dialect.extras)}")
     clock, begun = asyncio.get_running_loop().time, os.getloadavg()[0]
     prober = Prober(session, longest=LONGEST, budget_s=seconds, say=_note, clock=clock)
-    fit = fit_server(await prober.make(), model=session.dialect.model, url=url, name="bench", say=_note)
+    fitted = list(await prober.make())
+    fit = fit_server(fitted, model=session.dialect.model, url=url, name="bench", say=_note)
     print("\n".join(report(fit)))
     print(f"{begun:.1f} processes ran when the probes began; pace changed by {fit.profile.pace_sigma:.1%} (one sigma)")
     found = []
@@ -150,7 +157,7 @@ async def proved(url: str, model: str, seconds: float, requests: int, folder: Pa
         load = os.getloadavg()[0]
         traffic, end = await replayed(session, serve, serve.drawn(), watch=lambda state: None)
         seen = summed_up(serve, traffic, end)
-        pace = await _pace(prober)
+        pace = await _pace(prober, fitted)
         for field in ("ttft_s", "tpot_s") if seen.metrics is not None else ():
             for part, target in (("mean", MEAN), ("p90", P90)):
                 p, m = (getattr(getattr(side, field), part) * 1e3 for side in (predicted, seen.metrics))
@@ -161,12 +168,18 @@ async def proved(url: str, model: str, seconds: float, requests: int, folder: Pa
         print(f"{name}: {seen.answered} of {seen.requests} answered, sent {seen.late_s[2] * 1e3:.1f} ms late (p99)"
               f"{hits}, {len(seen.errors)} kinds of errors; {load:.1f} processes ran meanwhile; single requests took "
               f"{pace:+.0%} against those of the probes")  # fmt: skip
+    clients = parse("concurrency=16,prompt=64,output=48,requests=48")
+    traffic, end = await replayed(session, clients, clients.drawn(), watch=lambda state: None)
+    seen = summed_up(clients, traffic, end).metrics
+    if seen is not None:
+        print(f"{CLIENTS} {server} {seen.throughput_tokens_per_s:.1f}")
+        found.append(Judged(server, CLIENTS, "tokens/s", 0.0, seen.throughput_tokens_per_s, 0.0))
     return found
 
 
-async def _pace(prober: Prober) -> float:
+async def _pace(prober: Prober, fitted: list[MadeProbe]) -> float:
     """By how much longer single requests take now than they did on average among the probes, as a share."""
-    before = [probe for probe in prober.made if probe.name == "single"]
+    before = [probe for probe in fitted if probe.name == "single"]
     now = await prober.single()
     if now is None or not before or any(len(one.e2e) != len(now.e2e) for one in before):
         return 0.0
@@ -174,8 +187,11 @@ async def _pace(prober: Prober) -> float:
     return float(np.median(now.e2e / usual)) - 1
 
 
-def summary(found: list[Judged], failed: dict[str, str], began: tuple[float, float, float]) -> str:
-    """Return all figures, those that missed their target first, and how many kept theirs by server."""
+def summary(found: list[Judged], failed: dict[str, str], began: tuple[float, float, float], engine: str) -> str:
+    """Return all figures, those that missed their target first, and how many kept theirs by server. `engine` is what
+    :mod:`bench.engine` says as JSON, "" where it was not asked."""
+    speeds = {one.server: one.measured for one in found if one.traffic == CLIENTS}
+    found = [one for one in found if one.traffic != CLIENTS]
     lines = [one.line() for one in sorted(found, key=lambda one: (one.met, one.server))]
     for name in dict.fromkeys(one.server for one in found):
         mine = [one for one in found if one.server == name]
@@ -183,10 +199,24 @@ def summary(found: list[Judged], failed: dict[str, str], began: tuple[float, flo
         held = sum(one.interval[0] <= one.measured <= one.interval[1] for one in means)
         lines.append(f"{name}: {sum(one.met for one in mine)} of {len(mine)} targets met; {held} of {len(means)} means "
                      "lie within their 80% intervals")  # fmt: skip
+    ratios = []
+    if engine:
+        said = json.loads(engine)
+        ratios += [
+            ("over generate, alone", said["ratio_1"], "alone"),
+            ("over it, 16 at a time", said["ratio_16"], "together"),
+        ]
+    if {"meshwright", "transformers"} <= speeds.keys():
+        ratios.append(("over transformers serve, 16 clients", speeds["meshwright"] / speeds["transformers"], "server"))
+    for what, ratio, name in ratios:
+        verdict = "met" if ratio >= FASTER[name] else "MISSED"
+        lines.append(f"tokens/s {what}: {ratio:.2f} times {verdict} (at least {FASTER[name]:g})")
+    lines += [f"{name}: {speed:.0f} tokens/s for 16 clients" for name, speed in speeds.items()]
     lines += [f"{name}: FAILED, {why}" for name, why in failed.items()]
-    kept = sum(one.met for one in found)
-    lines.append(f"targets: {kept} of {8 * len(SERVERS) if len(found) > 8 else len(found)} met; load averages "
-                 f"before: {', '.join(f'{one:.1f}' for one in began)}")  # fmt: skip
+    loads = ", ".join(f"{one:.1f}" for one in began)
+    lines.append(
+        f"predictions: {sum(one.met for one in found)} of {len(found)} targets met; load averages before: {loads}"
+    )
     return "\n".join(lines)
 
 
@@ -226,7 +256,8 @@ def prove(name: str, asked: argparse.Namespace) -> list[Judged]:
             python = sys.executable if name == "meshwright" else asked.python
             process, url, model = started(name, python, folder)
         try:
-            return asyncio.run(proved(url, model, asked.seconds, asked.requests, folder, name or "server"))
+            work = proved(url, model, asked.seconds, asked.requests, folder, name or "server")
+            return asyncio.run(asyncio.wait_for(work, LIMIT_S))
         finally:
             if process is not None:
                 process.terminate()
@@ -258,11 +289,19 @@ def main() -> None:
             if asked.name != "all":
                 raise
             failed[name] = f"{type(error).__name__}: {str(error)[:500]}"
-    text = summary(found, failed, began)
+    engine = ""
+    if asked.name == "all":
+        _note("== bench.engine")
+        command = [sys.executable, "-m", "bench.engine", "--json", "--rounds", "3"]
+        try:
+            engine = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=True).stdout
+        except (subprocess.SubprocessError, OSError) as error:
+            failed["bench.engine"] = str(error)[:300]
+    text = summary(found, failed, began, engine)
     print(text)
     if asked.out:
         asked.out.write_text(text + "\n", encoding="utf-8")
-    sys.exit(0 if found and not failed and all(one.met for one in found) else 1)
+    sys.exit(0 if found and not failed and "MISSED" not in text else 1)
 
 
 if __name__ == "__main__":
