@@ -10,7 +10,7 @@ import torch
 
 import meshwright as mw
 from meshwright.answer.predict import simulate
-from meshwright.assign.kmeans import centres, classifier, nearest, shares
+from meshwright.assign.kmeans import centres, classifier, nearest, ranked, shares
 from meshwright.cost import standard
 from meshwright.errors import MeshwrightError
 from meshwright.lower.place import Mesh
@@ -260,6 +260,17 @@ def test_what_no_path_can_be_is_refused_with_the_nearest_that_can(plan, train, h
     assert any(help in one.help for one in refused.value.diagnostics), refused.value
     stages = parse("dp2 pp2 mb1 1f1b sync=ddm").on(4)
     assert any("take pp1" in one.help for one in unexecutable(stages, MODEL, mw.parse_train("batch=4,seq=64")))
+
+
+def test_overlapping_shards_have_the_sequences_of_the_two_nearest_paths():
+    points, middle = np.array([[0.0], [4.0], [9.0]]), np.array([[0.0], [5.0], [10.0]])
+    assert ranked(points, middle, 2).tolist() == [[0, 1], [1, 0], [2, 1]]
+    found = routes.Routes(3, 3, 0, overlap=2)
+    found.of.copy_(torch.from_numpy(ranked(points, middle, 2)).reshape(-1))
+    assert [found.members(path).tolist() for path in range(3)] == [[0, 1], [0, 1, 2], [2]] and found.sizes == [2, 3, 1]
+    with pytest.raises(MeshwrightError) as refused:
+        mw.predict(MODEL, load("2xh100"), TRAIN, parse("dp2 mb1 sync=dipaco:levels=2,prefix=4,overlap=3"))
+    assert any("overlap=2" in one.help for one in refused.value.diagnostics)
 
 
 def test_levels_are_words_that_round_trip():

@@ -54,6 +54,11 @@ def nearest(points: NDArray[np.float64], middle: NDArray[np.float64]) -> NDArray
     return squared(points, middle).argmin(1)
 
 
+def ranked(points: NDArray[np.float64], middle: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+    """Return the so many centres [n, count] that each point is nearest to, the nearest first."""
+    return np.argsort(squared(points, middle), axis=1, kind="stable")[:, :count]
+
+
 def classifier(points: NDArray[np.float64], of: NDArray[np.int64], count: int) -> NDArray[np.float64]:
     """Return the weights [width + 1, count] of a linear logistic classifier of so many classes, the last row a bias:
     gradient descent on the cross-entropy, whose step is the inverse of the largest curvature that it can have."""

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from meshwright.assign.kmeans import centres, classifier, nearest, shares
+from meshwright.assign.kmeans import centres, classifier, nearest, ranked, shares
 from meshwright.errors import MeshwrightError
 from meshwright.run.data.corpus import Batch, Corpus, judged_sequences, sequences
 from meshwright.run.data.mixture import MixedText
@@ -34,12 +34,12 @@ SAMPLE = 256
 
 
 class Routes:
-    """The paths of ``num_sequences`` sequences, and of ``num_judged`` held-out ones what each of ``count`` paths is
-    weighed with. ``known``: they were found, or loaded."""
+    """The paths of ``num_sequences`` sequences, ``overlap`` of each, and of ``num_judged`` held-out ones what each
+    of ``count`` paths is weighed with. ``known``: they were found, or loaded."""
 
-    def __init__(self, count: int, num_sequences: int, num_judged: int):
-        self.count = count
-        self.of = torch.full((num_sequences,), -1, dtype=torch.float32)
+    def __init__(self, count: int, num_sequences: int, num_judged: int, overlap: int = 1):
+        self.count, self.overlap = count, overlap
+        self.of = torch.full((num_sequences * overlap,), -1, dtype=torch.float32)
         self.judged = torch.full((num_judged * count,), -1.0, dtype=torch.float32)
 
     @property
@@ -54,7 +54,7 @@ class Routes:
 
     def members(self, path: int) -> NDArray[np.int64]:
         """Return the sequences of a path."""
-        return np.flatnonzero(self.of.numpy() == path)
+        return np.flatnonzero((self.of.view(-1, self.overlap) == path).any(1).numpy())
 
     def pieces(self, owner: bool) -> Iterable[TensorPiece]:
         """Yield what was found, live, as tensors of their own."""
@@ -75,7 +75,7 @@ def prepared(trainer: Trainer, corpus: Corpus | MixedText, held: Corpus | None) 
         raise MeshwrightError.one("D009", "whole sequences of one plain text are routed", place="--data", help=help)
     judged = 0 if held is None else len(judged_sequences(held))
     count = trainer.rounds.policy.paths.count(trainer.rounds.replicas)
-    return Routes(count, corpus.num_sequences, judged)
+    return Routes(count, corpus.num_sequences, judged, trainer.rounds.policy.paths.overlap)
 
 
 def ready(trainer: Trainer, corpus: Corpus, held: Corpus | None) -> None:
@@ -101,8 +101,10 @@ def find(trainer: Trainer, corpus: Corpus, held: Corpus | None) -> None:
         middle = centres(points, count, seed)
         router = classifier(points, nearest(points, middle), count)
     middle, router = (_told(trainer, one) for one in (middle, router))
-    found = _over(trainer, corpus, np.arange(total), lambda some: nearest(some, middle)[:, None].astype(np.float64))
-    routes.of.copy_(torch.from_numpy(found[:, 0]).float())
+    found = _over(
+        trainer, corpus, np.arange(total), lambda some: ranked(some, middle, paths.overlap).astype(np.float64)
+    )
+    routes.of.copy_(torch.from_numpy(found).float().reshape(-1))
     if min(routes.sizes) == 0:
         raise MeshwrightError.one(
             "D005",

@@ -23,15 +23,16 @@ MODULE = "module"
 
 
 class ModulePaths(msgspec.Struct, frozen=True, kw_only=True):
-    """Models of ``levels`` with so many modules each, () where every replica's model is its own; ``prefix``: the tokens
-    of a sequence that it is routed by, and that nothing is learnt of. ``rescaled``: a module's change is longer by the
-    root of the number of paths through it. ``mixed``: what is predicted is weighed over all paths, not taken of
-    one."""
+    """Models of ``levels`` with so many modules each, () where every replica's model is its own; ``prefix``: the
+    tokens of a sequence that it is routed by, and that nothing is learnt of. ``rescaled``: a module's change is
+    longer by the root of the number of paths through it. ``mixed``: what is predicted is weighed over all paths, not
+    taken of one. Each sequence is of as many of the nearest paths as ``overlap`` says when they train."""
 
     levels: tuple[int, ...]
     prefix: int
     rescaled: bool = False
     mixed: bool = False
+    overlap: int = 1
 
     def count(self, replicas: int) -> int:
         """Return the number of paths."""

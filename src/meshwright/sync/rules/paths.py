@@ -49,7 +49,9 @@ def choices(values: dict[str, Any]) -> dict[str, Any]:
         "fragments": (PARAMETERS,),
         "combine": "mean",
         "outer": Outer(rate=values["rate"], momentum=values["momentum"], nesterov=True),
-        "paths": ModulePaths(levels=levels, prefix=values["prefix"], rescaled=values["rescale"] == YES),
+        "paths": ModulePaths(
+            levels=levels, prefix=values["prefix"], rescaled=values["rescale"] == YES, overlap=values["overlap"]
+        ),
     }
 
 
@@ -65,6 +67,9 @@ def on_islands(plan: Plan, cluster: Cluster, policy: SyncPolicy) -> Iterator[Dia
             f"layout.dp = {plan.layout.dp}",
             f"give the plan a multiple of {count} replicas, or say other levels",
         )
+    if policy.paths.overlap > count:
+        said = f"overlap={policy.paths.overlap} of {count} paths"
+        yield _bad(name, said, f"sync.policy = {policy.text}", f"say overlap={count} at most")
     if len(cluster.islands) > 1:
         help = "name a cluster of equal islands, or say sync=diloco"
         yield _bad(name, "paths on islands that differ are not timed module by module", "sync.policy", help)
@@ -98,6 +103,7 @@ DIPACO = SyncRule(
             choices=lambda: (YES, NO),
         ),
         PREFIX,
+        RuleOption(name="overlap", what="of how many nearest paths a sequence is when they train", default=1),
     ),
     choices=choices,
     fragments=fragments,
