@@ -74,6 +74,13 @@ def room(d: Deployment) -> Iterator[Gap]:
             value=d.model.name,
             reason="every token of it sees all others, and the files are of servers that generate",
         )
+    if any(block.ways > 1 for block in d.model.blocks):
+        yield Gap(
+            facet=f"model {d.model.name}",
+            value=d.model.name,
+            reason="its blocks have several streams of residuals, and those of an engine's models have one",
+            help="name the model without kraken",
+        )
     if not d.blocks:
         yield Gap(
             facet=f"--plan {d.plan.text()}",

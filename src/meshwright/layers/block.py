@@ -15,6 +15,7 @@ from meshwright.layers.moe import around
 from meshwright.layers.pieces import Context, Piece, leave, norm, residual
 from meshwright.spec.layers import Block, Dense, Moe
 from meshwright.spec.workload import Train
+from meshwright.work import Collective
 
 if TYPE_CHECKING:
     from meshwright.plan import Plan
@@ -29,6 +30,8 @@ def pieces(c: Context, block: Block) -> list[Piece]:
     out: list[Piece] = []
     for part in block.before:
         out += layers.of(part).pieces(c.at(getattr(part, "stream", block.stream)), part)
+    if block.ways > 1:
+        return [*out, *_apart(c, block)]
     if block.mixer is not None:
         out += _mixed(c, "mixer", layers.of(block.mixer).pieces(c, block.mixer))
     if isinstance(block.mlp, Moe) and block.mlp.shortcut and block.attention is not None:
@@ -47,6 +50,26 @@ def pieces(c: Context, block: Block) -> list[Piece]:
     if block.cross is not None:
         out += _mixed(c, "cross attention", cross_pieces(c, c.at(block.source), block.cross))
     return out if block.mlp is None else [*out, *_mlp(c, block)]
+
+
+def _apart(c: Context, block: Block) -> list[Piece]:
+    """A block of parts with streams of their own, one a rank (Kraken, 2408.07802): attention and MLP of each exchange
+    nothing. What the MLPs of the block before found is summed over all ranks beside attention, and read by the MLPs."""
+    size = c.tokens * c.hidden * c.element
+    total = Collective(op="all_reduce", num_bytes=size, group=c.tp_group)
+    attention = [p for p in layers.of(block.attention).pieces(c, block.attention) if p.queue != "tp"]
+    mlp = [p for p in dense(c, "mlp", block.mlp.ffn, block.mlp.gated, bias=block.mlp.bias) if p.queue != "tp"]
+    added = residual(c, "sum of streams residual")
+    return [
+        Piece(name="sum of streams", forward=total, backward=total, queue="tp", opens="streams"),
+        norm(c, "attention norm"),
+        *attention,
+        residual(c, "attention residual"),
+        msgspec.structs.replace(added, closes="streams"),
+        norm(c, "mlp norm"),
+        *mlp,
+        residual(c, "mlp residual"),
+    ]
 
 
 def _mixed(c: Context, name: str, body: list[Piece]) -> list[Piece]:
@@ -127,6 +150,10 @@ def adapters(block: Block, hidden: int, target: str) -> int:
 
 def rules(block: Block, plan: Plan, train: Train) -> Iterator[tuple[str, str]]:
     """Yield the violations of all parts of a block, (message, help) each."""
+    if block.ways not in (1, plan.layout.tp):
+        yield f"{block.ways} streams of a block are on as many ranks, and tp={plan.layout.tp}", f"say tp{block.ways}"
+    if block.ways > 1 and plan.layout.cp > 1:
+        yield "streams of their own share no sequence over cp", "say cp1"
     for _, part in _parts(block):
         yield from layers.of(part).rules(part, plan, train)
 

@@ -222,7 +222,8 @@ class Context(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def sp(self) -> bool:
-        return self.plan.layout.sp and self.plan.layout.tp > 1
+        # ranks that each have a stream of their own share no tokens between regions
+        return self.plan.layout.sp and self.plan.layout.tp > 1 and self.model.blocks[0].ways == 1
 
     @property
     def dtype(self) -> str:

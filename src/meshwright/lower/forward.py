@@ -300,6 +300,12 @@ class Forward:
 
 
 def _chained(found: list[Entry]) -> list[Entry]:
-    """Return the entries without those that mix tokens, each after the one before it, so that these leave no gap."""
+    """Return the entries without those that mix tokens, each after the one before it, so that these leave no gap; what
+    is summed of several streams stays beside what does not wait for it."""
     kept = [e for e in found if not isinstance(e.work, MIXED)]
+    if kept and kept[0].name == "sum of streams":
+        read = next(i for i, e in enumerate(kept) if e.name == "sum of streams residual")
+        before = [e._replace(after=(i - 1,) if i > 1 else ()) for i, e in enumerate(kept)]
+        before[read] = before[read]._replace(after=(0, read - 1))
+        return before
     return [e._replace(after=(i - 1,) if i else ()) for i, e in enumerate(kept)]

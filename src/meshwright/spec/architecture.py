@@ -156,6 +156,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         nothing else does."""
         plain = all(b.mixer is b.cross is None and b.attention and b.mlp and not b.before for b in self.blocks)
         ends = isinstance(self.embedding, Embedding) and isinstance(self.head, Head) and not self.embedding.types
+        plain = plain and all(block.ways == 1 for block in self.blocks)
         return plain and ends and not self.streams and not self.head.transform and self.head.pooler < 0
 
     @property

@@ -219,6 +219,8 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
         norm_vectors: learned vectors per norm: 1 weight, 2 with bias, 0 without either (OLMo).
         parallel: attention and MLP read the same input and are added together (GPT-J, NeoX, Falcon, Phi).
         scale_params: learned scales outside all of these (Gemma 4's router).
+        ways: parts of the block with a residual stream of their own, one a tensor-parallel rank; the sum of what their
+            MLPs found is read by all MLPs of the next block (Kraken, 2408.07802). 1 = there is one stream.
         stream: whose tokens pass.
         source: whose tokens `cross` reads.
     """
@@ -234,6 +236,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     mixer: msgspec.Struct | None = None
     cross: Attention | None = None
     before: tuple[msgspec.Struct, ...] = ()
+    ways: int = 1
     stream: int = 0
     source: int = 0
 
@@ -254,11 +257,17 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
         ended = [part.stream for part in self.before if hasattr(part, "stream")]
         return tuple(dict.fromkeys([self.stream, *ended, *([self.source] if self.cross is not None else [])]))
 
+    @property
+    def _biases(self) -> int:
+        """Biases of a stream's width: those that lead back into it."""
+        return sum(bool(said) for part in (*self.attentions, self.mlp) for said in [_out_bias(part)])
+
     def params(self, hidden: int) -> BlockParams:
         """The block's parameters by part, in a model of width `hidden`; without what stands before its parts."""
         mixing = [part for part in (self.mixer, self.attention, self.cross) if part is not None]
         attention = sum(part.num_params(hidden) for part in mixing)
-        norm = self.norms * self.norm_vectors * hidden + self.scale_params
+        norm = self.norms * self.norm_vectors * hidden * self.ways + self.scale_params
+        norm += (self.ways - 1) * hidden * self._biases
         mlp = self.mlp
         if not isinstance(mlp, Moe):
             dense = mlp.num_params(hidden) if mlp is not None else 0
@@ -270,3 +279,8 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
             router=mlp.router_params(hidden),
             experts=mlp.experts * mlp.expert_params(hidden),
         )
+
+
+def _out_bias(part: object) -> bool:
+    """Whether a part's last product has a bias."""
+    return part.out_bias if isinstance(part, Attention) else isinstance(part, Dense) and part.bias

@@ -28,8 +28,11 @@ __all__ = ["Attention", "Block", "BlockParams", "Dense", "Model", "Moe", "config
 
 _CATALOG = "catalog/models/"
 #: Words that make another model of one, and the keys of its configuration that they set. ``shortcut``: routed experts
-#: read what entered their block, before its attention (ScMoE, 2404.05019).
-MODEL_WORDS: dict[str, dict[str, Any]] = {"shortcut": {"moe_shortcut": True}}
+#: read what entered their block, before its attention (ScMoE, 2404.05019). ``kraken4``: blocks of four parts with
+#: streams of their own, as wide as leaves the model about as many parameters (Kraken, 2408.07802).
+MODEL_WORDS: dict[str, dict[str, Any]] = {"shortcut": {"moe_shortcut": True}} | {
+    f"kraken{ways}": {"parallel_ways": ways} for ways in (2, 4, 8)
+}
 
 
 def load(name_or_path: str | Path, **overrides: Any) -> Model:

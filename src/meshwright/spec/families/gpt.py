@@ -7,6 +7,10 @@ Komatsuzaki 2021), GPT-NeoX (2204.06745), OPT (2205.01068), BLOOM (2211.05100), 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import msgspec
+
 from meshwright.spec.architecture import Model
 from meshwright.spec.families.parts import decoder, grouped_attention, normed_full_width
 from meshwright.spec.families.reader import ConfigReader
@@ -42,13 +46,35 @@ def gpt_bigcode(r: ConfigReader) -> Model:
 
 def _gpt2(r: ConfigReader, attention: Attention) -> Model:
     positions = r.int("max_position_embeddings", "n_ctx", default=1024)
-    mlp = plain_mlp(r, activation="gelu_new")
-    return decoder(
-        r,
-        [layernorm_block(attention, mlp)] * r.layers(),
-        tied=True,
-        learned_positions=positions,
-        max_seq_len=positions,
+    mlp, ways = plain_mlp(r, activation="gelu_new"), r.int("parallel_ways", default=1)
+
+    def made(block: Block, hidden: int) -> Model:
+        blocks = [block] * r.layers()
+        return decoder(r, blocks, tied=True, learned_positions=positions, max_seq_len=positions, hidden=hidden)
+
+    whole = made(layernorm_block(attention, mlp), r.int("hidden_size"))
+    return whole if ways == 1 else _parted(whole, made, ways)
+
+
+def _parted(whole: Model, made: Callable[[Block, int], Model], ways: int) -> Model:
+    """Kraken's form of a model (Prabhakar et al. 2408.07802): blocks of so many parts, each with attention, an MLP and
+    a stream of its own, as wide as comes nearest to the model's parameters, in whole heads as wide as the model's. The
+    paper keeps parameters about equal; this rule, with one table of tokens for all streams, is ours."""
+    (block,) = whole.blocks
+    attention, ratio = block.attention, block.mlp.ffn / whole.hidden
+    shared = attention.kv_heads == 1
+
+    def parted(heads: int) -> Model:
+        width = heads * attention.head_dim
+        kv_heads = ways * (1 if shared else heads)
+        own = msgspec.structs.replace(attention, heads=ways * heads, kv_heads=kv_heads)
+        dense = msgspec.structs.replace(block.mlp, ffn=ways * int(ratio * width))
+        return made(msgspec.structs.replace(block, attention=own, mlp=dense, ways=ways), width)
+
+    every = map(parted, range(1, attention.heads + 1))
+    found = min(every, key=lambda model: abs(model.num_params - whole.num_params))
+    return msgspec.structs.replace(
+        found, notes=(*found.notes, f"{ways} streams, {found.hidden} wide by a rule of ours")
     )
 
 
