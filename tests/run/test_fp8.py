@@ -10,7 +10,7 @@ from meshwright.plan import parse
 from meshwright.plan.executable import unexecutable
 from meshwright.run import fp8
 from meshwright.run.linear import grouped_matmul, matmul
-from meshwright.spec.workload import Train
+from meshwright.spec.workload import Lora, Train
 from tests.run.processes import launch
 from tests.run.small import llama, train_steps
 
@@ -86,6 +86,11 @@ def test_plans_train_as_one_process_does(one_thread):
         for ours, theirs in zip(steps, wanted[id(model)], strict=True):
             assert ours[0] == pytest.approx(theirs[0], rel=loss), words
             assert ours[1] == pytest.approx(theirs[1], rel=norm), words
+    tuned = Train(
+        global_batch=4, seq_len=16, dtype="fp8", phase="lora", lora=Lora(rank=4, targets=("q", "k", "v", "o"))
+    )
+    seen = train_steps(0, dense, "tp1 mb1", tuned, 2, precision="")[0]  # a frozen base in 8 bits, to which others add
+    assert seen[0][0] == wanted[id(dense)][0][0] and seen[1][0] != seen[0][0]
     plain = train_steps(0, dense, "tp1 mb1 bf16", TRAIN, 2, precision="")[0]
     assert plain != wanted[id(dense)] and plain[1][0] == pytest.approx(wanted[id(dense)][1][0], rel=5e-3)
 

@@ -37,7 +37,7 @@ NUMBERS = {
     "held_out": (1e-6, 0.5, False, "a share of the text, up to 0.5"),
 }
 DEVICES = ("auto", "cpu", "cuda")
-DTYPES = ("fp32", "bf16", "float64")
+DTYPES = ("fp32", "bf16", "fp8", "fp8_row", "float64")
 SCALES = ("linear", "sqrt")
 #: Share of the text that --eval-every measures the loss on where nobody says.
 HELD_OUT = 0.01
@@ -86,7 +86,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     held_out: options.text("SHARE", "With --eval-every: the last share of the text, held out; 0.01 if left out.") = ""
     clip: options.text("NORM", "Gradients longer than this are scaled down; 1 if left out.") = ""
     seed: options.text("NUMBER", "Of initial weights, data order and dropout; 0 if left out.") = ""
-    dtype: options.text("TYPE", "Compute in fp32, bf16 or float64 instead of the workload's type.") = ""
+    dtype: options.text("TYPE", "Compute in fp32, bf16, fp8, fp8_row or float64 instead of the workload's type.") = ""
     tensorboard: options.text("FOLDER", "Write every step's numbers for TensorBoard there too.") = ""
     wandb: options.text("PROJECT", "Log every step's numbers to a project of Weights & Biases (WANDB_MODE).") = ""
     callback: options.text("MODULE:FUNCTION", "Call a function of yours after every step; True ends the run.") = ""

@@ -84,16 +84,18 @@ def product(a: Codes, b: Codes, rows: int, columns: int, dtype: torch.dtype) -> 
     how = ScalingType.RowWise if by_row else ScalingType.TensorWise
     right = b.scale.T if by_row else b.scale
     made = F.scaled_mm(a.numbers, b.numbers.T, a.scale, how, right, how, output_dtype=dtype)
-    return made[:rows, :columns]
+    return made if made.shape == (rows, columns) else made[:rows, :columns].clone()
 
 
 class _Product(torch.autograd.Function):
-    """x [..., k] times weight [n, k] transposed. `enter`: x is a shard along dim 0 that is gathered first, and again
-    for the weight gradient unless `keep`; else with a `group` x is whole and its gradient a part that is summed."""
+    """x [..., k] times weight [n, k] transposed, as rows [t, n] that others may add to in place. `enter`: x is a shard
+    along dim 0 that is gathered first, and again for the weight gradient unless `keep`; else with a `group` x is whole
+    and its gradient a part that is summed."""
 
     @staticmethod
     def forward(ctx, x, weight, how, add, group, enter, keep):
         ctx.how, ctx.add, ctx.group, ctx.enter, ctx.again = how, add, group, enter, enter and not keep
+        ctx.shape = x.shape
         whole = all_gather(x, group) if enter else x
         rows = whole.reshape(-1, whole.shape[-1])
         codes = rounded(rows, how.forward, how.by_row)
@@ -102,22 +104,21 @@ class _Product(torch.autograd.Function):
         if ctx.needs_input_grad[1] and not ctx.again:
             ctx.kept = rounded(rows.T, how.forward, True) if how.by_row else codes.turned
         ctx.save_for_backward(x if ctx.needs_input_grad[1] and ctx.again else None, weight)
-        return out.reshape(*whole.shape[:-1], len(weight))
+        return out
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx, rows):
         (x, weight), how, group = ctx.saved_tensors, ctx.how, ctx.group
         n, k = weight.shape
-        rows = grad.reshape(-1, n)
         codes = rounded(rows, how.backward, how.by_row)
         back = None
         if ctx.needs_input_grad[0]:
-            back = product(codes, rounded(weight.T, how.forward, how.by_row), len(rows), k, grad.dtype)
-            back = back.reshape(*grad.shape[:-1], k)
+            back = product(codes, rounded(weight.T, how.forward, how.by_row), len(rows), k, rows.dtype)
             if ctx.enter:
                 back = reduce_scatter(back, group)
             elif group is not None:
-                back = all_reduce(back.contiguous(), group)
+                back = all_reduce(back, group)
+            back = back.view(ctx.shape)
         if not ctx.needs_input_grad[1]:
             return (back, *(None,) * 6)
         left = rounded(rows.T, how.backward, True) if how.by_row else codes.turned
@@ -196,7 +197,8 @@ def scaled_product(
 ) -> torch.Tensor:
     """Return ``x @ weight.T`` for x [..., k] and weight [n, k] with operands rounded as a `word` of :data:`FORMATS`
     says. `add` is given the weight's sink and a function that computes its gradient."""
-    return _Product.apply(x, weight, FORMATS[word], add, group, enter, keep)
+    made = _Product.apply(x, weight, FORMATS[word], add, group, enter, keep)
+    return made.view(-1, *x.shape[1:-1], len(weight))
 
 
 def word_of(plan: Plan, train: Train | None) -> str:
