@@ -70,6 +70,15 @@ def test_replicas_that_average_now_and_then_keep_the_ends_of_their_rounds_and_se
     found = one("recovery=elastic", passes_s=0.1, state=rounds)
     assert found.decider == Elastic(sizes=(1, 2, 3, 4), spares=0, save_every=20) and found.every == 20
     assert found.job.save_s == pytest.approx(0.4 - 0.1)  # the copy to the host, once in 20 steps
+    job = JobSizes(
+        num_steps=100, step_s=10.0, save_s=0.0, restart_s=60.0, repair_s=250.0, regroup_s=50.0, shrink_s=5.0,
+        in_rounds=True, step_of={4: 10.0, 3: 15.0},
+    )  # fmt: skip
+    decider = Elastic(sizes=(3, 4), spares=0, save_every=10)
+    ran = run_job(job, decider, iter([WorldEvent(103.0)]))
+    # ten steps, 3 s lost, three nodes from 108 on; the node is back at 353 and joins when 20 steps are done, at 408
+    expected = {"steps": 100 + 300 + 700, "checkpoints": 0.0, "lost": 3.0, "restarts": 55.0, "waiting": 0.0}
+    assert ran.by_cause == pytest.approx(expected, abs=1e-3) and ran.seconds == pytest.approx(1158, abs=1e-3)
     asked = mw.load_model("llama3-8b"), mw.load_cluster("4x8xh100,1gbe"), mw.parse_train("batch=256,seq=4096")
     for words, each, alone in (("hsdp8", 1, True), ("hsdp8 sync=intellect", 100, False)):
         run = simulate(mw.parse_plan(f"{words} mb1 full").on(32), *asked, standard_on(asked[1]))

@@ -183,7 +183,14 @@ def _elastic(
     few = f"{min(step_of):,} node{'s' * (min(step_of) > 1)}"
     return RecoveryWay(
         name="elastic",
-        job=msgspec.structs.replace(sizes, regroup_s=regroup_s, step_of=step_of),
+        job=msgspec.structs.replace(
+            sizes,
+            regroup_s=regroup_s,
+            # every replica that is left has what it goes on from
+            shrink_s=DETECTED_S + EDITED_S if state.rounds > 1 and world.restart_s is None else None,
+            in_rounds=state.rounds > 1,
+            step_of=step_of,
+        ),
         decider=Elastic(sizes=tuple(sorted(step_of)), spares=world.spares, save_every=state.rounds),
         every=state.rounds,
         keeps=how,

@@ -28,11 +28,17 @@ HOPELESS = 1000.0
 MOST_FAILURES = 700.0
 
 
+#: The part of a stretch between two kept steps that is taken for none of it.
+AT_ONCE = 1e-6
+
+
 class JobSizes(msgspec.Struct, frozen=True, kw_only=True):
     """A job's sizes: ``num_steps`` of ``step_s`` seconds each, ``save_s`` for a checkpoint, during which training
     stands still, ``restart_s`` from a failure to the next step, ``repair_s`` until a failed node is back. A checkpoint
     counts ``flush_s`` after training went on, where it is written beside it. ``step_of`` are the seconds of a step on
-    fewer nodes, by their number, and ``regroup_s`` what it takes to go on with another number of them."""
+    fewer nodes, by their number, and ``regroup_s`` what it takes to go on with another number of them (``shrink_s``
+    with fewer, where that is said). ``in_rounds``: a node that is back joins when the steps until the next that is kept
+    are done, so that none is done again."""
 
     num_steps: int
     step_s: float
@@ -41,6 +47,8 @@ class JobSizes(msgspec.Struct, frozen=True, kw_only=True):
     repair_s: float
     flush_s: float = 0.0
     regroup_s: float = 0.0
+    shrink_s: float | None = None
+    in_rounds: bool = False
     step_of: dict[int, float] = {}
 
 
@@ -87,6 +95,13 @@ class Stretch:
         done = rest / slowdown if rest <= work * slowdown else work + rest - work * slowdown
         return min(cycles * self.cycle_s + done, self.end_s)
 
+    def left_s(self, place: float, slowdown: float) -> float:
+        """Seconds from a place until the next one at which steps are kept; 0 right behind one."""
+        target = min(ceil(place / self.cycle_s - AT_ONCE) * self.cycle_s, self.end_s)
+        if target <= place:
+            return 0.0
+        return self.elapsed_s(target, slowdown) - self.elapsed_s(place, slowdown) + AT_ONCE / 2 * self.cycle_s
+
     def saved(self, place: float) -> tuple[int, float]:
         """Steps in checkpoints at a place, and the place where the last of these was complete."""
         if place >= self.end_s:
@@ -113,6 +128,7 @@ class _Driver:
         self.next = next(self.changes)
         self.now_s, self.slowdown, self.saved_steps, self.failures = 0.0, 1.0, 0, 0
         self.repairs: list[float] = []
+        self.nodes = max(job.step_of, default=0)
         self.spent = {cause.name: 0.0 for cause in JOB}
         self.stretch: Stretch | None = None
         self.place = self.kept_place = self.begun_s = self.until_s = 0.0
@@ -142,10 +158,13 @@ class _Driver:
             left = self.job.num_steps - first
             self.stretch = Stretch(self.sizes, left, min(decision.save_every, max(left, 1)))
             self.first_step, self.place, self.kept_place, self.kept_s = first, 0.0, 0.0, self.now_s
+        regroup_s = self.job.regroup_s
         if isinstance(decision, Regroup):
+            shrinks, self.nodes = decision.nodes < self.nodes, decision.nodes
+            regroup_s = self.job.shrink_s if shrinks and self.job.shrink_s is not None else regroup_s
             step_s = self.job.step_of.get(decision.nodes, self.job.step_s)
             self.sizes = msgspec.structs.replace(self.job, step_s=step_s)
-        ends = {Restart: self.now_s + self.job.restart_s, Regroup: self.now_s + self.job.regroup_s, Wait: inf}
+        ends = {Restart: self.now_s + self.job.restart_s, Regroup: self.now_s + regroup_s, Wait: inf}
         self.until_s = ends.get(self.doing, 0.0)
 
     def _happens(self) -> Event:
@@ -158,6 +177,10 @@ class _Driver:
             if repair <= self.next.at_s:
                 self._pass(repair)
                 self.repairs.pop(0)
+                left_s = self.stretch.left_s(self.place, self.slowdown) if self.stretch and self.job.in_rounds else 0.0
+                if left_s > 0:
+                    insort(self.repairs, repair + left_s)
+                    continue
                 if self.doing is Wait:
                     self.spent["waiting"] += self.now_s - self.begun_s
                     self.begun_s = self.now_s
