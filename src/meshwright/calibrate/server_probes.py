@@ -85,8 +85,8 @@ class Prober:
         if alone is None:
             return self.made
         each = float(np.median(alone.e2e[alone.requests.output == 12]))
+        await self._ladder(each)  # of a slow server that is told which waits for which, if nothing else is
         await self._prefix()
-        await self._ladder(each)
         await self._room(each)
         await self._mix(alone)
         await self._alike()

@@ -75,6 +75,11 @@ def report(fit: ServerFit) -> list[str]:
         lines.append(f"{kind:10s}{one.requests:9d}{_pair(one.ttft_s):>29s}{_pair(one.tpot_s):>29s}{apart:>25s}")
     if fit.without:
         lines.append(f"  without {', '.join(fit.without)}: with them the fit could not be believed")
+    if server.reached == 1 and server.max_batch > 1:
+        lines.append(
+            "! there was no time to ask for several at once: how many requests are computed at a time is not known, "
+            "and none is taken to wait. More time: --seconds 600"
+        )
     if fit.drift > DRIFT:
         lines.append(
             f"! the same requests took {fit.drift:+.0%} in the slowest round of probes, against the fastest: the "
