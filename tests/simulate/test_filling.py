@@ -106,6 +106,7 @@ def test_memory_has_the_frozen_weights_on_every_rank_and_results_on_the_first(mo
         ("pp2 mb1 fill_layers=3 zero3", "whole on every rank"),
         ("pp2 mb1 fill_layers=3 sync=diloco:h=4", "worked out without"),
         ("pp4 mb1 fill_layers=3 stages=3,3,3,3", "stages= hold 12 layers and"),
+        ("a=[pp2 dp1 mb1 fill_layers=2 part=0:6] + b=[dp2 mb1 part=6:12]", "no part of a pool"),
     ],
 )
 def test_what_has_no_waits_or_no_whole_frozen_layers_is_refused(model, words, said):

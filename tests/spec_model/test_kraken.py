@@ -55,7 +55,11 @@ def test_a_block_sums_once_what_no_attention_waits_for_and_its_mlp_does(parted):
 
 def test_its_parts_are_on_as_many_ranks_and_other_families_have_none(parted):
     cluster = mw.load_cluster("4xh100")
-    for words, said in (("tp4 mb4", "2 streams of a block are on as many ranks"), ("tp2 cp2 mb4", "over cp")):
+    for words, said in (
+        ("tp4 mb4", "2 streams of a block are on as many ranks"),
+        ("tp2 cp2 mb4", "over cp"),
+        ("tp2 mb4 overlap=tp:ladder", "beside attention already"),
+    ):
         with pytest.raises(MeshwrightError, match=said):
             mw.predict(parted, cluster, TRAIN, mw.parse_plan(words))
     with pytest.raises(MeshwrightError, match="the llama family does not read it"):

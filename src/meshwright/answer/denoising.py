@@ -100,8 +100,8 @@ def predict_denoising(
     if train.global_batch % layout.dp:
         message = f"dp={layout.dp} replicas do not share the {train.global_batch} rows of a step alike"
         found.append(wrong("P076", message, f"layout.dp = {layout.dp}", f"say a dp that divides {train.global_batch}"))
-    if layout.zero or plan.offload.any or plan.pipeline.vpp > 1:
-        message = "zero, offload and several chunks a rank are of training"
+    if layout.zero or plan.offload.any or plan.pipeline.vpp > 1 or plan.pipeline.fill:
+        message = "zero, offload, several chunks a rank and frozen layers are of training"
         found.append(wrong("P076", message, "layout", "drop them"))
     found += [] if found else check(plan, model, cluster, train)
     if found:

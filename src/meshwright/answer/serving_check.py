@@ -296,7 +296,8 @@ def _training_words(plan: Plan) -> list[str]:
     """The words of a plan that are of training alone."""
     usual, layout = Layout(), plan.layout
     said = [name for name in ("zero", "shard", "shares") if getattr(layout, name) != getattr(usual, name)]
-    said += [name for name in ("vpp", "microbatch") if getattr(plan.pipeline, name) != getattr(Pipeline(), name)]
+    of_steps = ("vpp", "microbatch", "fill")
+    said += [name for name in of_steps if getattr(plan.pipeline, name) != getattr(Pipeline(), name)]
     trained = ("capacity", "hot", "portions", "duplicates")
     said += [name for name in trained if getattr(plan.experts, name) != getattr(Experts(), name)]
     said += ["offload"] if plan.offload != Offload() else []

@@ -154,6 +154,11 @@ def rules(block: Block, plan: Plan, train: Train) -> Iterator[tuple[str, str]]:
         yield f"{block.ways} streams of a block are on as many ranks, and tp={plan.layout.tp}", f"say tp{block.ways}"
     if block.ways > 1 and plan.layout.cp > 1:
         yield "streams of their own share no sequence over cp", "say cp1"
+    if block.ways > 1 and plan.overlap.tp:
+        yield (
+            "the sum of streams is beside attention already, and overlap=tp rewrites others",
+            "leave tp out of overlap=",
+        )
     for _, part in _parts(block):
         yield from layers.of(part).rules(part, plan, train)
 

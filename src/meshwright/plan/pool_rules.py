@@ -167,6 +167,9 @@ def _together(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Itera
         if layout.shares:
             problem = "uneven shares of the batch, and links of equal ones, do not fit together"
             yield _bad("P045", problem, f"{pool.name}.layout.shares = {layout.shares}", "one pool a kind of device")
+        if pool.plan.pipeline.fill:
+            problem = "layers that fill a pipeline's waits are no part of a pool: a frozen pool has devices of its own"
+            yield _bad("P045", problem, f"{pool.name}.pipeline.fill", "one pool, or a pool that is frozen")
         if pool.plan.kinds.any:
             problem = "what kinds of replicas have of their own is worked out for one pool"
             yield _bad("P045", problem, f"{pool.name}.kinds", "one pool a kind of device")
