@@ -13,7 +13,7 @@ Run: python -m bench.servers all --python PYTHON [--seconds 120] [--requests 60]
 ``all`` proves the three one after the other, goes on where one fails, and ends with every target. It wants a quiet
 machine of two cores for some twenty minutes, and says how much else ran.
 
-PYTHON has the server installed (transformers with fastapi, typer and uvicorn; llama-cpp-python[server]).
+PYTHON has the servers installed: transformers with fastapi, typer and uvicorn; llama-cpp-python[server] and gguf.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.tiny_models import write_gguf, write_hugging_face
+from bench.tiny_models import write_hugging_face
 from meshwright.answer.server import predict_server
 from meshwright.calibrate.server import fit_server
 from meshwright.calibrate.server_probes import MadeProbe, Prober
@@ -101,7 +101,7 @@ class Launched(NamedTuple):
     model: str
 
 
-def launched(name: str, folder: Path, port: int) -> Launched:
+def launched(name: str, folder: Path, port: int, python: str) -> Launched:
     """Return how a server is started on a port, with one thread for its model, so that its client has a core."""
     if name == "transformers":
         model = write_hugging_face(folder / "tiny")
@@ -109,7 +109,9 @@ def launched(name: str, folder: Path, port: int) -> Launched:
         words = ["-c", program, "serve", str(model), "--device", "cpu", "--port", str(port), "--host", "127.0.0.1"]
         return Launched(words, str(model))
     if name == "llama-cpp":
-        model = write_gguf(folder / "tiny.gguf")
+        model = folder / "tiny.gguf"  # written by the Python that has the server, and its package of the format
+        program = "import sys, pathlib, bench.tiny_models as b; b.write_gguf(pathlib.Path(sys.argv[1]))"
+        subprocess.run([python, "-c", program, str(model)], cwd=Path(__file__).parent.parent, check=True)
         said = {"model": model, "n_ctx": 4096, "n_threads": 1, "n_threads_batch": 1, "port": port, "host": "127.0.0.1"}
         # a request that comes would else end the answer that another is being given
         said |= {"interrupt_requests": "false", "verbose": "false", "model_alias": "tiny"}
@@ -229,7 +231,7 @@ def started(name: str, python: str, folder: Path) -> tuple[subprocess.Popen[byte
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    how, log = launched(name, folder, port), (folder / "server.log").open("wb")
+    how, log = launched(name, folder, port, python), (folder / "server.log").open("wb")
     own = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     process = subprocess.Popen([python, *how.words], stdout=log, stderr=log, env=os.environ | own, cwd=folder)
     url = f"http://127.0.0.1:{port}"
