@@ -89,7 +89,7 @@ def test_an_answer_has_the_swarm_in_its_world_beside_fixed_ranks_that_wait_for_t
         mw.predict(*asked, mw.parse_plan(f"pp2 dp4 mb1 {words}"), detail=False, world=uneven)
         for words in ("", "passes=swarm")
     )
-    assert swarm.step_time_s < 0.8 * fixed.step_time_s
+    assert swarm.step_time_s < 0.85 * fixed.step_time_s
     assert sum(swarm.attribution.values()) == pytest.approx(swarm.step_time_s)
     assert swarm.timeline.makespan_s == pytest.approx(swarm.swarm.step_s[-1])
     assert [rank.rank for rank in swarm.memory] == [rank.name for rank in swarm.timeline.ranks]
