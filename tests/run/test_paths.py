@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 
 import meshwright as mw
 from meshwright.answer.predict import simulate
@@ -26,6 +27,7 @@ from meshwright.run.mesh import alone, build, members
 from meshwright.run.record import Off, Recorder, install
 from meshwright.run.resume import wanted_of
 from meshwright.run.trainer import Trainer
+from meshwright.run.weights import export_weights
 from meshwright.spec.cluster import load
 from meshwright.spec.workload import Train
 from meshwright.sync.policy import read
@@ -200,6 +202,10 @@ def resumed(rank, root):
             one.step(routes.routed_of(one, corpus(), step))
         one.settle()
         out.append(local.state(one))
+    if not rank:  # the first replica's model is what is published of all
+        export_weights(str(root), f"{root}-weights")
+        with safe_open(f"{root}-weights/model.safetensors", "pt") as file:
+            assert not any(name.startswith("route") for name in file.keys())  # noqa: SIM118
     with pytest.raises(MeshwrightError) as refused:
         wanted_of(str(root), "dp4 mb1", Trainer(MODEL, parse("dp4 mb1"), TRAIN, build(parse("dp4 mb1"))))
     return out, refused.value.diagnostics[0].code

@@ -116,6 +116,7 @@ def _own(given: WeightsOptions, config: Mapping[str, Any] | None) -> tuple[Path,
     from meshwright.run.new_folder import refuse
     from meshwright.run.settings import DTYPES as TYPES
     from meshwright.run.weights import export_weights
+    from meshwright.sync.policy import read
 
     source, dtype = find(given.checkpoint), TYPES[given.dtype] if given.dtype else None
     if config is not None:
@@ -137,6 +138,8 @@ def _own(given: WeightsOptions, config: Mapping[str, Any] | None) -> tuple[Path,
         made = export_weights(source, given.to, dtype=dtype, config=config)
     extra = read_index(source).meta.extra
     apart = "" if extra.get("joined", True) else ", within a round of local steps: the first replica's own weights"
+    if apart and read(extra.get("sync", "step")).differing_models:
+        apart = f", of {extra['replicas']} replicas with models of their own: the first one's"
     if "adapter" in extra and given.format == "dcp":
         apart += ": adapters alone, without the frozen base that they are for"
     return made, source, apart

@@ -309,7 +309,8 @@ def _type_name(reader: CheckpointReader, dtype: torch.dtype | None) -> str:
 
 def _write(reader: CheckpointReader, folder: Path, dtype: torch.dtype | None, shard_bytes: int) -> None:
     types = _types(reader, dtype)
-    heads = [safetensors_file.TensorHeader(n, types[n], s) for n, s in sorted(reader.index.tensors.items())]
+    known = sorted((n, s) for n, s in reader.index.tensors.items() if n in types)  # others are no parameters
+    heads = [safetensors_file.TensorHeader(n, types[n], s) for n, s in known]
     write_tensors(folder, heads, partial(_assemble, reader), shard_bytes)
 
 
