@@ -92,7 +92,7 @@ def test_tokens_a_second_count_where_no_time_per_token_is_known():
 def test_a_profile_is_written_as_the_catalog_holds_it(servers, tmp_path, monkeypatch):
     monkeypatch.setattr(engine, "STEPS", 3)
     found = fit("e-2024-12", told(servers, TRUE, noise=0.1), ("model", "hardware"))
-    (path,) = write([found], tmp_path / "engines")
+    (path,) = write([found.profile], tmp_path / "engines")
     table = tomllib.loads(path.read_text())
     assert table.pop("format_version") == 1 and msgspec.convert(table, EngineProfile) == found.profile
     assert (table["until"], path.name, table["flagged"]) == ("2024-12", "e_2024_12.toml", False)

@@ -54,7 +54,7 @@ def test_a_plan_of_a_published_experiment_takes_its_cache_from_the_file_beside(t
     row = {"engine": "vllm (2024)", "model": "meta-llama/Meta-Llama-3-8B"}
     setup = serving_requests._setup(row, {"plan": {"tp": 1, "pp": 1}}, path)
     words = setup.words
-    assert (words.kv_blocks, words.policy, words.profile) == (66144 // 16, "vllm-v0", "distserve-vllm")
+    assert (words.kv_blocks, words.policy, words.profile) == (66144 // 16, "vllm-v0", "distserve-vllm-2024-04")
 
 
 def test_halves_on_devices_of_their_own_are_served_by_two_pools(tmp_path):
@@ -63,7 +63,7 @@ def test_halves_on_devices_of_their_own_are_served_by_two_pools(tmp_path):
     setup = serving_requests._setup(
         {"engine": "distserve"}, {"plan": {"prefill": "tp2 pp1", "decode": "tp1 pp2"}}, path
     )
-    assert setup.devices == 4 and setup.words.policy == "vllm-v0" and setup.words.profile == "distserve"
+    assert setup.devices == 4 and setup.words.policy == "vllm-v0" and setup.words.profile == "distserve-2024-04"
     (found,) = serving_requests.scored(path)
     assert (inside.name, found.unsupported) == ("serving_requests", "")
     # 512 tokens on two devices: 2 * 8e9 * 512 operations at 0.99e15 a second each are 4 ms and more; 40 ms measured

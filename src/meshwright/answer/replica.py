@@ -113,7 +113,7 @@ def built(
         policy=policy,
         limits=limits,
         costs=table,
-        host=streaming(host_times(profile, model, serve), forward, cluster),
+        host=streaming(host_times(profile, model, serve, plan.layout.pp), forward, cluster),
         stages=plan.layout.pp,
         order=serving.get("order", serve.engine.order),
         rules=cache_rules(serve, requests, block_bytes, adapter_rules(serve, requests, forward, block_bytes)),
@@ -196,12 +196,13 @@ def cache_rules(
     return rules_of(serve.engine, unit=requests.hash_block, block_bytes=block_bytes, adapters=adapters)
 
 
-def host_times(profile: EngineProfile, model: Model, serve: Serve) -> HostTimes:
-    """Return what the host of an engine adds to the iterations of a model."""
+def host_times(profile: EngineProfile, model: Model, serve: Serve, stages: int = 1) -> HostTimes:
+    """Return what the host of an engine adds to the iterations of a model in so many pipeline stages."""
+    times = stages if profile.each_stage else 1
     mixtures = sum(n for kind, n in enumerate(model.layers_by_kind) if isinstance(model.blocks[kind].mlp, Moe))
     return HostTimes(
-        step_s=profile.step_us * 1e-6,
-        request_s=profile.request_us * 1e-6,
+        step_s=times * profile.step_us * 1e-6,
+        request_s=times * profile.request_us * 1e-6,
         eager_s=(profile.layer_us * model.num_layers + profile.experts_us * mixtures) * 1e-6,
         graph_tokens=profile.graph_tokens if serve.engine.graphs else 0,
         front_s=profile.front_us * 1e-6,

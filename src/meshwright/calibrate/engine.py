@@ -394,19 +394,20 @@ def report(found: list[EngineFit]) -> list[str]:
     return lines
 
 
-def write(found: list[EngineFit], folder: Path) -> list[Path]:
+def write(profiles: Iterable[EngineProfile], folder: Path) -> list[Path]:
     """Write a TOML file a profile, as the catalog holds them; returns the files."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for one in found:
-        paths.append(folder / f"{one.profile.name.replace('-', '_')}.toml")
-        write_bytes(paths[-1], as_toml(one.profile).encode())
+    for profile in profiles:
+        paths.append(folder / f"{profile.name.replace('-', '_')}.toml")
+        write_bytes(paths[-1], as_toml(profile).encode())
     return paths
 
 
 def as_toml(profile: EngineProfile) -> str:
     """Return a profile as a file holds it: what is not as usual."""
     usual = EngineProfile(name="")
-    fields = {f: getattr(profile, f) for f in EngineProfile.__struct_fields__}
+    shown = set(EngineProfile.__struct_fields__) - ({"iterations"} if profile.published_as else set())
+    fields = {f: getattr(profile, f) for f in EngineProfile.__struct_fields__ if f in shown}
     table = {f: value for f, value in fields.items() if f == "name" or value != getattr(usual, f)}
     return dumps({"format_version": FORMAT_VERSION, **msgspec.to_builtins(table)})

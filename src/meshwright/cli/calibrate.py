@@ -242,15 +242,16 @@ def _frameworks(given: CalibrateOptions) -> None:
 
 
 def _engines(given: CalibrateOptions) -> None:
-    from meshwright.calibrate import engine
+    from meshwright.calibrate import engine, engine_runs
 
-    fits = engine.fit_all(engine.samples(Path(given.data), progress=note))
+    folder = Path(given.data)
+    fits, runs = engine.fit_all(engine.samples(folder, progress=note)), engine_runs.fit_runs(folder, progress=note)
     if given.json:
-        print_json({"engines": [fit._asdict() for fit in fits]})
+        print_json({"engines": [one.profile for one in (*fits, *runs)]})
     else:
-        print("\n".join(engine.report(fits)))
+        print("\n".join([*engine.report(fits), *engine_runs.report(runs)]))
     if given.out:
-        for path in engine.write(fits, Path(given.out) / "engines"):
+        for path in engine.write([one.profile for one in (*fits, *runs)], Path(given.out) / "engines"):
             note(f"wrote {path}")
 
 

@@ -61,7 +61,9 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     of it, of iterations beyond the CUDA graphs' tokens. Host time in microseconds: ``step_us`` an iteration that the
     device waits for, ``request_us`` for every request in it, and ``layer_us`` to issue a layer's kernels where no CUDA
     graph is replayed (``experts_us`` more where the layer has experts), which bounds the iteration from below. Graphs
-    are replayed up to ``graph_tokens`` tokens where no prompt is among them. A client sees its tokens later than they
+    are replayed up to ``graph_tokens`` tokens where no prompt is among them. With ``each_stage`` the workers of every
+    pipeline stage take the host's times, one stage after the other (each is called from afar), and not the first alone.
+    A client sees its tokens later than they
     are computed: by ``front_us`` a request (connection, reply), ``token_us`` for every token of its prompt (the
     tokenizer), and ``front_steps`` iterations (polls of the scheduler, answers handed on one iteration later).
 
@@ -71,9 +73,10 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     to a first token; ``pace_sigma`` of everything that a server takes, from one time to another. ``until``: the last
     month (``2024-12``) whose versions it stands for, "" for those of today.
     ``flagged``: nobody measured these. ``left_out``: absolute relative errors of measured servers when all of their
-    ``model``, ``hardware`` or ``engine`` are left out of the fit, beside those ``in_sample``. ``iterations``,
-    where there are any, stand for the priced kernels of the models that they are of, and it knows no others. A profile
-    of one ``server`` stands for that server as it is: no model, cluster or plan is priced.
+    ``model``, ``hardware``, ``engine`` or the ``run`` are left out of the fit, beside those ``in_sample``.
+    ``iterations``, where there are any, stand for the priced kernels of the models that they are of, and it knows no
+    others; they may be those of another profile (``published_as``). A profile of one ``server`` stands for that server
+    as it is: no model, cluster or plan is priced.
     """
 
     name: str
@@ -88,6 +91,7 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     token_us: float = 0.0
     front_steps: float = 0.0
     graph_tokens: int = 512
+    each_stage: bool = False
     library: str = "vllm"
     context_bytes: float = 1.0 * 2**30
     communicator_bytes: float = 256.0 * 2**20
@@ -98,6 +102,7 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     source: str = ""
     flagged: bool = True
     left_out: dict[str, dict[str, float]] = {}
+    published_as: str = ""
     iterations: tuple[PublishedIterations, ...] = ()
     server: MeasuredServer | None = None
 
@@ -123,6 +128,9 @@ def engines() -> dict[str, EngineProfile]:
                 raise AssertionError(f"{file.name} is of another format_version")
             profile = msgspec.convert(table, EngineProfile)
             found[profile.name] = profile
+    for name, profile in found.items():
+        if profile.published_as:
+            found[name] = msgspec.structs.replace(profile, iterations=found[profile.published_as].iterations)
     return found
 
 

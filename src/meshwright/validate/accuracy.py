@@ -72,7 +72,10 @@ DECLARED = """Chosen once, looking at the rows, and not again in each fold:
 - the share of the network that gathers after an update reach (0.18 under nanotron), fitted on pairs of its plans;
 - of what a row does not say: that fits are judged by the reading that keeps least (full recompute; of unknown software
   state in 16 bits, and `selective` by operators), and that fp16 without a date is of unfused attention under any name;
-- where a fit starts and the ends of what is believable, and the constants of memory, which are fitted by model."""
+- where a fit starts and the ends of what is believable, and the constants of memory, which are fitted by model;
+- of served rows: that engines run the faster of two kernels for experts' products in four bits, which rows of the B200
+  and the H100 speak for; that the workers of each stage of DistServe's engine take the host's times, which its runs
+  with a pipeline of two do, and which of its launch script's settings count."""
 DEFINITIONS = """## What the figures mean
 
 Errors are |predicted / measured - 1|; bias is the mean of predicted / measured - 1. *Trivial* is the mean error of

@@ -10,23 +10,27 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from meshwright.answer.latency import times_of, times_of_all
+from meshwright.answer.latency import Times, times_of, times_of_all
 from meshwright.answer.replica import built, served_by
 from meshwright.answer.serving_pools import ServedPools
-from meshwright.cost.engine import engine_profile, engines
+from meshwright.cost import Costs
+from meshwright.cost.engine import EngineProfile, engine_profile, engines
 from meshwright.cost.standard import serving_costs
 from meshwright.errors import MeshwrightError
+from meshwright.plan import Plan
 from meshwright.plan import parse as parse_plan
 from meshwright.spec import cluster as clusters
 from meshwright.spec import model as models
+from meshwright.spec.cluster import Cluster
 from meshwright.spec.engine_words import EngineWords
+from meshwright.spec.model import Model
 from meshwright.spec.requests import Requests
 from meshwright.spec.serve import Serve
 from meshwright.validate import tables
@@ -38,8 +42,9 @@ FOLDER = "serving_requests"
 PLANS_DATE = "2024-04"
 #: Its authors published the times of iterations, which are profiles of their own.
 PLANS_ENGINE = "distserve"
-#: Cache blocks of DistServe's engines and their vLLM are of so many tokens (its configuration's ``block_size``).
-PLANS_BLOCK = 16
+#: What its evaluation launches both engines with (evaluation/2-benchmark-serving/2-start-api-server.py): tokens of a
+#: cache block, share of a device's memory, most requests at a time, and bytes of the host that evicted caches go to.
+PLANS_BLOCK, PLANS_MEMORY, PLANS_BATCH, PLANS_SWAP = 16, 0.92, 1024, 16 * 2.0**30
 
 
 class Setup(NamedTuple):
@@ -66,8 +71,54 @@ def files(folder: Path) -> list[Path]:
     return sorted(p for p in inside.glob("*_requests.csv*") if p.name.endswith((".csv", ".csv.gz")))
 
 
+class MeasuredRun(NamedTuple):
+    """A run as a question, and its measured seconds to the first token and per token [requests] (``nan``: none)."""
+
+    run: str
+    model: Model
+    cluster: Cluster
+    serve: Serve
+    plan: Plan
+    requests: Requests
+    measured: dict[str, np.ndarray]
+
+    def times(self, profile: EngineProfile, costs: Costs) -> Times:
+        """Return the predicted times of its requests in an engine.
+
+        Raises:
+            MeshwrightError: V006 where its weights leave no room.
+        """
+        asked = (self.model, self.cluster, self.serve, self.plan, self.requests, costs, profile)
+        if self.plan.several:
+            return times_of(self.requests, ServedPools(*asked).served(self.requests))
+        made = built(*asked)
+        if made.replica is None:
+            raise unsupported("the weights leave no room for a cache")
+        return times_of_all(*served_by(self.serve, made.replica, self.requests, 1))
+
+
 def scored(path: Path, told: Callable[[int], None] = lambda done: None) -> list[RunScore]:
     """Return the score of every run of a table.
+
+    Raises:
+        MeshwrightError: V001, V002 and V004 for a table, V001 for a file of configurations, that cannot be read.
+    """
+    out = []
+    for done, (run, requests, found) in enumerate(runs(path)):
+        told(done)
+        try:
+            if isinstance(found, MeshwrightError):
+                raise found
+            profile = engine_profile(found.serve.engine.profile)
+            out.append(RunScore(run, requests, errors(found, found.times(profile, serving_costs(profile.library)))))
+        except MeshwrightError as error:
+            first = error.diagnostics[0]
+            out.append(RunScore(run, requests, {}, f"{first.code} {first.message}"))
+    return out
+
+
+def runs(path: Path) -> Iterator[tuple[str, int, MeasuredRun | MeshwrightError]]:
+    """Yield every run of a table by name, with its number of requests, as a question or with why it is none.
 
     Raises:
         MeshwrightError: V001, V002 and V004 for a table, V001 for a file of configurations, that cannot be read.
@@ -76,15 +127,12 @@ def scored(path: Path, told: Callable[[int], None] = lambda done: None) -> list[
     for _, row in tables.numbered(path, FOLDER):
         by_run.setdefault(row["run"], []).append(row)
     configs = _configs(path)
-    out = []
-    for done, (run, rows) in enumerate(sorted(by_run.items())):
-        told(done)
+    for run, rows in sorted(by_run.items()):
         try:
-            out.append(RunScore(run, len(rows), _scored(rows, configs.get(run, {}), path)))
+            found = _asked(run, rows, configs.get(run, {}), path)
         except MeshwrightError as error:
-            first = error.diagnostics[0]
-            out.append(RunScore(run, len(rows), {}, f"{first.code} {first.message}"))
-    return out
+            found = error
+        yield run, len(rows), found
 
 
 def _configs(path: Path) -> dict[str, Any]:
@@ -96,7 +144,12 @@ def _configs(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _scored(rows: list[dict[str, str]], config: dict[str, Any], path: Path) -> dict[str, float]:
+def _asked(run: str, rows: list[dict[str, str]], config: dict[str, Any], path: Path) -> MeasuredRun:
+    """Return the question of a run.
+
+    Raises:
+        MeshwrightError: V006 when what it served with is not known; M and C codes for unknown models and devices.
+    """
     rows = sorted(rows, key=lambda row: float(row["arrival_s"]))
     column = {name: np.array([float(row[name] or "nan") for row in rows]) for name in tables.NUMBERS[FOLDER]}
     setup = _setup(rows[0], config, path)
@@ -107,24 +160,23 @@ def _scored(rows: list[dict[str, str]], config: dict[str, Any], path: Path) -> d
     )
     model = msgspec.structs.replace(models.load(rows[0]["model"]), max_seq_len=0)
     cluster = clusters.load(f"{setup.devices}x{rows[0]['hardware']}")
-    plan = parse_plan(setup.plan).on(cluster.num_devices)
-    serve, profile = Serve(rate=1.0, prompt=1, output=1, engine=setup.words), engine_profile(setup.words.profile)
-    asked = (model, cluster, serve, plan, requests, serving_costs(profile.library), profile)
-    if plan.several:
-        times = times_of(requests, ServedPools(*asked).served(requests))
-    else:
-        made = built(*asked)
-        if made.replica is None:
-            raise unsupported("the weights leave no room for a cache")
-        times = times_of_all(*served_by(serve, made.replica, requests, 1))
+    plan, serve = (
+        parse_plan(setup.plan).on(cluster.num_devices),
+        Serve(rate=1.0, prompt=1, output=1, engine=setup.words),
+    )
     more = column["output_tokens"] - 1
     with np.errstate(divide="ignore", invalid="ignore"):
         measured = {
             "ttft": column["first_token_s"] - column["arrival_s"],
             "tpot": np.where(more > 0, (column["last_token_s"] - column["first_token_s"]) / more, np.nan),
         }
+    return MeasuredRun(run, model, cluster, serve, plan, requests, measured)
+
+
+def errors(run: MeasuredRun, times: Times) -> dict[str, float]:
+    """Return the errors of the predicted times of a run's requests: of their means, and the distributions' distance."""
     found = {}
-    for name, told in measured.items():
+    for name, told in run.measured.items():
         mine = getattr(times, name)
         known = ~np.isnan(told) & ~np.isnan(mine)
         found[f"{name}_mean_ape"] = abs(float(mine[known].mean() / told[known].mean()) - 1)
@@ -159,20 +211,32 @@ def _setup(row: dict[str, str], config: dict[str, Any], path: Path) -> Setup:
     tokens, name = _cache_tokens(path, row["model"], tp, pp), f"{PLANS_ENGINE}-{family(row['engine'])}"
     words = EngineWords(
         policy="vllm-v0",
-        profile=name if name in engines() else dated(family(row["engine"]), PLANS_DATE),
+        profile=dated(name if name in engines() else family(row["engine"]), PLANS_DATE),
         kv_blocks=tokens // PLANS_BLOCK,
         block=PLANS_BLOCK,
+        max_batch=PLANS_BATCH,
+        memory=PLANS_MEMORY,
     )
     return Setup(words, f"tp{tp} pp{pp}", tp * pp)
 
 
 def _of_halves(prefill: str, decode: str) -> Setup:
     """Return the setup of DistServe's engine: a replica of each half, next to each other. Its own counts of cache
-    tokens are of one layout each, so that both caches are what the devices' memory leaves."""
+    tokens are of one layout each, so that both caches are what the devices' memory leaves. What has no room is
+    swapped."""
     sizes = [parse_plan(half).on(1).layout.num_ranks for half in (prefill, decode)]
     middle, end = sizes[0], sum(sizes)
     plan = f"prefill=[{prefill} dp1 on=0:{middle}] + decode=[{decode} dp1 on={middle}:{end}] prefill->decode:kv"
-    return Setup(EngineWords(policy="vllm-v0", profile=PLANS_ENGINE, block=PLANS_BLOCK), plan, end)
+    words = EngineWords(
+        policy="vllm-v0",
+        profile=dated(PLANS_ENGINE, PLANS_DATE),
+        block=PLANS_BLOCK,
+        max_batch=PLANS_BATCH,
+        memory=PLANS_MEMORY,
+        preempt="swap",
+        host_bytes=PLANS_SWAP,
+    )
+    return Setup(words, plan, end)
 
 
 def _of_server(row: dict[str, str], meta: dict[str, Any]) -> Setup:
