@@ -59,7 +59,6 @@ def wave_of(run: Simulated, costs: Costs) -> Wave:
     update, sums = np.zeros(shape), np.zeros(pp)
     parts, ranks = run.priced.parts[graph.cost_key], graph.streams.ranks
     pricer = Pricer(costs)
-    summed: set[tuple[int, int]] = set()
     for i in range(graph.num_tasks):
         stream = graph.member[graph.member_ptr[i]]
         rank = ranks[graph.streams.rank[stream]]
@@ -73,8 +72,7 @@ def wave_of(run: Simulated, costs: Costs) -> Wave:
             update[at] += parts[i].sum()
         elif graph.streams.queue[stream] == QUEUE["dp"] and program.moves and at[0] == 0:
             members = graph.member[graph.member_ptr[i] : graph.member_ptr[i + 1]]
-            if len({ranks[graph.streams.rank[one]].stage for one in members}) == 1 and (at[1], i) not in summed:
-                summed.add((at[1], i))
+            if len({ranks[graph.streams.rank[one]].stage for one in members}) == 1:  # not the norm, which is of all
                 sums[at[1]] += pricer(program).seconds
     # a step's seconds of exchanges beside the backward are not lost by a pass that nothing is exchanged beside
     backward[..., CAUSE["dp"]] = 0.0
