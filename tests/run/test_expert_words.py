@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -10,7 +11,8 @@ import torch
 
 from meshwright.plan import check, parse
 from meshwright.plan.executable import unexecutable
-from meshwright.run.mesh import build
+from meshwright.run.hot import HotChoice
+from meshwright.run.mesh import AxisGroup, build
 from meshwright.run.routing import measures, watched
 from meshwright.run.settings import Settings
 from meshwright.run.trainer import Trainer
@@ -60,11 +62,31 @@ def far_from_one_process(plan, train=TRAIN, alone="tp1 mb8", model=MODEL):
         "dp4 ep4 ep_inner=2 full placement=balanced hot=1 mb2",
         "tp2 dp2 ep4 etp1 nosp mb2",
         "tp2 dp2 ep2 nosp duplicates=sent mb2",
-        "pp2 dp2 ep2 hot=1 zero1",
+        "pp2 dp2 ep2 hot=1 zero1 hot_by=step",
     ],
 )
 def test_where_experts_lie_and_how_tokens_travel_changes_nothing(plan):
     assert far_from_one_process(plan) < TOLERANCE
+
+
+def test_hot_experts_are_those_that_were_chosen_most_in_the_step_before():
+    class Seen:
+        """A mixture's counts, and the experts that it was told to have on all ranks."""
+
+        def __init__(self, layer):
+            self.layer, self.hot, self.plan, self.seen = layer, "some", SimpleNamespace(hot=2), self
+            self.counts, self.told = torch.tensor([9, 0, 0, 0]), None
+            self.heat = lambda experts: setattr(self, "told", experts)
+
+    model = llama(layers=2, experts=4, top_k=2, moe_ffn=24)
+    mixtures = [Seen(0), Seen(1)]
+    for by_step, told in ((True, [[2, 1], [0, 3]]), (False, [None, None])):
+        choice = HotChoice(mixtures, model, AxisGroup(name="alone", ranks=(0,), index=0), by_step=by_step)
+        choice.begin()
+        for one, more in zip(mixtures, ([0, 3, 4, 3], [5, 0, 0, 2])):  # of the equal second ones the lower number
+            one.counts, one.told = one.counts + torch.tensor(more), None
+        choice.choose(torch.device("cpu"))
+        assert [one.told for one in mixtures] == told
 
 
 def test_an_exchange_in_two_steps_has_the_bits_of_the_one_all_at_once():

@@ -298,7 +298,7 @@ def _training_words(plan: Plan) -> list[str]:
     said = [name for name in ("zero", "shard", "shares") if getattr(layout, name) != getattr(usual, name)]
     of_steps = ("vpp", "microbatch", "fill")
     said += [name for name in of_steps if getattr(plan.pipeline, name) != getattr(Pipeline(), name)]
-    trained = ("capacity", "hot", "portions", "duplicates")
+    trained = ("capacity", "hot", "hot_by", "portions", "duplicates")
     said += [name for name in trained if getattr(plan.experts, name) != getattr(Experts(), name)]
     said += ["offload"] if plan.offload != Offload() else []
     said += ["recompute"] if plan.memory.recompute != Memory().recompute else []

@@ -277,7 +277,7 @@ def no_expert_overlap(r: ExportRequest, reason: str) -> Iterator[Gap]:
 def own_experts(r: ExportRequest) -> Iterator[Gap]:
     """Yield the gaps of words of experts, and of recomputation and models, that the executor alone has."""
     experts, usual = r.plan.experts, Experts()
-    for name in ("placement", "capacity", "hot", "portions", "duplicates", "ep_inner"):
+    for name in ("placement", "capacity", "hot", "hot_by", "portions", "duplicates", "ep_inner"):
         value = getattr(experts, name)
         if value != getattr(usual, name):
             reason = "there is nothing to set for it; meshwright run does it"

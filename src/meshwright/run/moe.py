@@ -141,20 +141,23 @@ class Mixture(nn.Module):
         routing, device = shared.routing, shared.mesh.device
         at = layers.index(self.layer) if self.layer in layers else 0
         node = max(1, min(ranks, shared.node_ranks // self.etp.size)) if shared.node_ranks else ranks
-        self.order, self.slot, self.hot, hot_of = list(range(experts)), None, None, None
+        self.order, self.slot, self.hot, self.hot_of = list(range(experts)), None, None, None
         if self.plan.placement != "contiguous" and ranks > 1:
             found = placement(routing, len(layers), experts, self.plan.placement, ranks, node)
             self.order = found.order[at].tolist()
             self.slot = torch.tensor(self.order, device=device).argsort()
         if self.plan.hot and ranks > 1:
-            slots = sorted(self.order.index(e) for e in hottest(routing, len(layers), experts, self.plan.hot)[at])
-            self.hot = HotExperts(slots, experts // ranks, self.ep)
-            hot_of = torch.arange(experts, device=device)
-            hot_of[slots] = torch.arange(experts, experts + len(slots), device=device)
-        #: Where a row goes by its slot: a hot one behind all slots.
-        self.hot_of = hot_of
+            self.heat(hottest(routing, len(layers), experts, self.plan.hot)[at].tolist())
         home = torch.tensor(self.order, device=device).argsort() // (experts // ranks)
         self.away = home // node != self.ep.index // node
+
+    def heat(self, experts: list[int]) -> None:
+        """Have these experts, by their numbers, on all ranks from the next pass on."""
+        slots, count = sorted(self.order.index(e) for e in experts), self.spec.experts
+        self.hot = HotExperts(slots, count // self.ep.size, self.ep)
+        #: Where a row goes by its slot: a hot one behind all slots.
+        self.hot_of = torch.arange(count, device=self.shared.mesh.device)
+        self.hot_of[slots] = torch.arange(count, count + len(slots), device=self.hot_of.device)
 
     def begin(self) -> None:
         """Start what can run before tokens arrive: sending the hot experts."""

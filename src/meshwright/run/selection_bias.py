@@ -19,6 +19,35 @@ from meshwright.run.sync import HeldElements
 from meshwright.spec.model import Model
 
 
+class StepLoads:
+    """How often the experts of all mixtures were chosen in a step: on all ranks that step together (`world`), by one
+    all-reduce of 8 bytes an expert."""
+
+    def __init__(self, mixtures: list[nn.Module], model: Model, world: AxisGroup):
+        self.mixtures, self.world = mixtures, world
+        layers = model.routed_layers
+        ends = [0, *accumulate(model.block(layer).mlp.experts for layer in layers)]
+        self.total = ends[-1]
+        #: Where the loads of every layer's experts are among those of all.
+        self.at = {layer: slice(*ends) for layer, ends in zip(layers, pairwise(ends))}
+
+    def begin(self) -> None:
+        """A step begins: what is chosen from here on counts."""
+        self._before = self._chosen()
+
+    def summed(self, device: torch.device) -> torch.Tensor:
+        """Choices of the step on all ranks, int64 [experts of all mixtures of the model]."""
+        return all_reduce((self._chosen() - self._before).to(device), self.world, queue="dp")
+
+    def _chosen(self) -> torch.Tensor:
+        """Choices so far that this rank saw."""
+        seen = [m.seen.counts for m in self.mixtures]
+        out = torch.zeros(self.total, dtype=torch.int64, device=seen[0].device if seen else None)
+        for m, counts in zip(self.mixtures, seen):
+            out[self.at[m.layer]] += counts
+        return out
+
+
 class SelectionBiases:
     """The selection biases of a rank's mixtures, as far as its optimizer holds them. Ranks that step together
     (`world`) add up the choices of all layers in one all-reduce of 8 bytes an expert: of DeepSeek-V3's 58 mixtures of
@@ -29,35 +58,22 @@ class SelectionBiases:
     def __init__(
         self, mixtures: list[nn.Module], held: Iterable[HeldElements], model: Model, world: AxisGroup, rate: float
     ):
-        self.mixtures, self.world, self.rate = mixtures, world, rate
-        layers = model.routed_layers
-        ends = [0, *accumulate(model.block(layer).mlp.experts for layer in layers)]
-        self.total = ends[-1]
-        #: Where the loads of every layer's experts are among those of all.
-        self.at = {layer: slice(*ends) for layer, ends in zip(layers, pairwise(ends))}
-        of = {m.bias.info.name: self.at[m.layer] for m in mixtures if m.bias is not None}
+        self.loads, self.rate = StepLoads(mixtures, model, world), rate
+        of = {m.bias.info.name: self.loads.at[m.layer] for m in mixtures if m.bias is not None}
         self.held = [(h, of[h.parameter.name]) for h in held if h.parameter.name in of] if rate else []
 
     def begin(self) -> None:
         """A step begins: what is chosen from here on counts."""
         if self.rate:
-            self._before = self._chosen()
+            self.loads.begin()
 
     def move(self, device: torch.device) -> None:
         """Move the biases that this rank updates, by the choices of the step on all ranks."""
         if not self.rate:
             return
-        loads = all_reduce((self._chosen() - self._before).to(device), self.world, queue="dp")
+        loads = self.loads.summed(device)
         for h, at in self.held:
             mine = loads[at]
             way = (mine.sum() - len(mine) * mine).sign()  # of the mean less each load
             with torch.no_grad():
                 h.master.add_(way[h.start : h.stop].to(h.master.dtype), alpha=self.rate)
-
-    def _chosen(self) -> torch.Tensor:
-        """Choices so far that this rank saw, int64 [experts of all mixtures of the model]."""
-        seen = [m.seen.counts for m in self.mixtures]
-        out = torch.zeros(self.total, dtype=torch.int64, device=seen[0].device if seen else None)
-        for m, counts in zip(self.mixtures, seen):
-            out[self.at[m.layer]] += counts
-        return out

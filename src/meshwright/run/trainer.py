@@ -30,6 +30,7 @@ from meshwright.run.data import Batch
 from meshwright.run.drives import on_cores
 from meshwright.run.exchanges import Types, begin_alike, built, exchanges_of, fragments_of, parts_of
 from meshwright.run.groups import GroupRow, GroupRows, round_passes
+from meshwright.run.hot import HotChoice
 from meshwright.run.links import Link
 from meshwright.run.lora.base import Base
 from meshwright.run.mesh import ProcessMesh
@@ -148,6 +149,7 @@ class Trainer:
         among = mesh["worker"], mesh.device, of
         self.optimizer = Optimizer(held, kind, applied, *among, train.clusters, moved, scaled, types.moments)
         self.biases = SelectionBiases(self.routers, held, model, mesh["worker"], train.bias_rate)
+        self.heat = HotChoice(self.routers, model, mesh["worker"], by_step=plan.experts.hot_by == "step")
         if self.drives is not None and plan.offload.activations:
             SavedOnDrives(self.drives, plan.offload.prefetch + 1).over_stages(
                 self.stages, plan.offload, actions, mesh["pp"].index
@@ -302,6 +304,7 @@ class Trainer:
                 with record.span("optimizer"):
                     self.optimizer.update(self.step_count, norm)
             self.biases.move(self.mesh.device)
+        self.heat.choose(self.mesh.device)
         for one in self.coded:
             one.settle(finite)
         if self.adapted:
@@ -325,6 +328,7 @@ class Trainer:
         for router in self.routers:
             router.begin_step()
         self.biases.begin()
+        self.heat.begin()
         total = self.pipeline.run(passes)
         for one in self.coded:
             one.advance()

@@ -37,6 +37,10 @@ DISPATCHES = ("sent", "gathered", "stays")
 DUPLICATES = ("dropped", "sent")
 
 
+#: Hot experts are those that were chosen most in the step before.
+STEP = "step"
+
+
 class Experts(msgspec.Struct, frozen=True, kw_only=True):
     """Expert parallelism: ``ep`` ranks share the experts, ``etp`` ranks split each expert (0: as ``tp``).
 
@@ -48,7 +52,8 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     rank. ``placement`` says which experts lie on which of the ``ep`` ranks (:mod:`meshwright.assign.placing`). An
     expert takes ``capacity`` times its even share of a rank's tokens of a microbatch at most (0: all). The ``hot`` most
     chosen experts of every mixture are gathered on all ranks for each pass (Hecate's sparse materialisation,
-    2502.02581). Tokens go through the experts in so many ``portions``, one on its way while another is multiplied
+    2502.02581): those that the routing names, or ``hot_by`` step those that were chosen most in the step before. Tokens
+    go through the experts in so many ``portions``, one on its way while another is multiplied
     (Tutel, 2206.03382). Tensor-parallel ranks that all hold whole sequences (``nosp``) send each its part of the tokens
     and gather what comes back, so that ``duplicates`` are dropped (DeepSpeed-TED, 2303.06318), or they send all of
     them. Runs of ``ep_inner`` neighbouring ranks of ``ep``, such as those of a node, exchange tokens among themselves
@@ -63,6 +68,7 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     placement: str = "contiguous"
     capacity: float = 0.0
     hot: int = 0
+    hot_by: str = "routing"
     portions: int = 1
     duplicates: str = "dropped"
     ep_inner: int = 1
@@ -169,6 +175,8 @@ def _routed(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterato
     if experts.hot and (experts.hot > most or experts.ep == 1):
         message = f"hot={experts.hot} experts on all of {experts.ep} ranks, of {most} experts"
         yield wrong("P071", message, f"experts.hot = {experts.hot}", f"at most {most}, with ep of 2 or more")
+    if experts.hot_by == STEP and not experts.hot:
+        yield wrong("P071", "hot_by=step chooses hot experts, and there are none", "experts.hot_by = step", "say hot=2")
     tokens = plan.pipeline.microbatch * train.seq_len // (plan.layout.cp * (plan.layout.tp if plan.layout.sp else 1))
     for spec in mixtures if experts.capacity else ():
         rows = experts.capacity * tokens * spec.top_k / spec.experts
@@ -288,6 +296,15 @@ FIELDS = (
         spelled=KEYED,
         place=248,
         decides=(LAYER,),
+    ),
+    Field(
+        name="hot_by",
+        help="what says which experts are hot: the routing, or the choices of the step before",
+        form=names("routing", STEP),
+        spelled=KEYED,
+        place=244,
+        decides=(LAYER,),
+        seen={LAYER: lambda plan: ""},
     ),
     Field(
         name="portions",
