@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
 def run(argv: list[str]) -> int:
     """0 when it was trained, 1 when a process died or the loss was not a number."""
     if not launched():
+        atexit.register(gc.freeze)  # an end that looks through all that torch has made takes most of a second
         return _run(argv)
     # One of many processes that a launcher started: one speaks, and none waits for the interpreter to end in order.
     from meshwright.run.launch import end_process
