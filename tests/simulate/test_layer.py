@@ -8,7 +8,7 @@ from meshwright.answer.predict import predict
 from meshwright.causes import CAUSE, PRICED
 from meshwright.cost import Costs
 from meshwright.cost.chain import Estimate
-from meshwright.cost.framework import Framework
+from meshwright.cost.framework import Defaults, Framework
 from meshwright.cost.roofline import contention
 from meshwright.graph import QUEUES
 from meshwright.lower.entry import Entry
@@ -16,7 +16,7 @@ from meshwright.plan import parse
 from meshwright.simulate.layer import cost
 from meshwright.spec.cluster import load_device
 from meshwright.spec.workload import Train
-from meshwright.work import Collective, Elementwise, Gemm, Group
+from meshwright.work import Collective, Elementwise, Gemm, Group, GroupedGemm
 from tests.random_plans import CLUSTERS, LLAMA, legal_plans
 
 H100 = load_device("h100")
@@ -74,6 +74,17 @@ def test_many_small_kernels_are_bound_by_the_host():
     issue = 100 * fast.framework.host_us_per_kernel * 1e-6
     assert found.seconds == pytest.approx(issue)
     assert found.parts[CAUSE["host"]] == pytest.approx(issue - 100e-9)
+
+
+def test_a_pass_that_is_a_cuda_graph_costs_the_host_one_launch_but_not_one_with_experts():
+    """A thousand kernels of no time are issued in 2.5 us; where experts' products are among them, one by one, 10 us
+    each, and the product's call for its one expert in 5 us more."""
+    given = Framework(name="graphed", host_us_per_kernel=10.0, defaults=Defaults(graphs=True))
+    costs = Costs(given, links=(lambda work, device: Estimate(0.0, "gemm", "given", 0.0),))
+    entries = [Entry(f"{i}", "compute", GEMM, (), False) for i in range(1000)]
+    assert cost(entries, "F", H100, costs).parts[CAUSE["host"]] == pytest.approx(2.5e-6)
+    experts = Entry("experts up", "compute", GroupedGemm(groups=1, rows=1, n=1, k=1), (), False)
+    assert cost([*entries, experts], "F", H100, costs).parts[CAUSE["host"]] == pytest.approx(1001 * 10e-6 + 5e-6)
 
 
 def test_a_backward_s_kernels_take_the_host_as_long_as_was_told_and_repeated_ones_as_in_a_forward():

@@ -37,6 +37,7 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         parallel: attention and the MLP of a block are computed side by side.
         fused: operators that are one kernel though chains of pointwise kernels are not (``ring merge``).
         streams: slices of a product run on several streams.
+        graphs: layers without experts are issued as CUDA graphs, one launch a pass.
         accumulation: of a microbatch's weight gradients: ``fused`` into the product, or a ``separate`` kernel that
             reads them again.
         overlap: plan words, and ``ep between nodes``: the experts' exchange where it leaves a scale-up domain.
@@ -71,6 +72,7 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     parallel: bool = False
     fused: tuple[str, ...] = ()
     streams: bool = True
+    graphs: bool = False
     accumulation: str = "fused"
     gather: str = "ahead"
     recompute: str = "none"
