@@ -88,11 +88,11 @@ def test_links_are_asked_once_for_all_constants_of_a_framework_and_answer_as_the
 
 def test_step_times_made_with_known_constants_are_found_again(fit):
     assert (fit.framework, fit.rows, fit.groups) == ("megatron-core", 27, 3)
-    # not to the last digit: constants are held to their usual size by a hair
+    # not to the last digit: constants are held to what other stacks have
     assert fit.in_sample < 0.005
     assert fit.left_out is not None
-    assert fit.left_out < 0.01
-    assert fit.constants == pytest.approx({name: TRUE[name] for name in fit.constants}, rel=0.05)
+    assert fit.left_out < 0.04  # what the other two models do not pin is held to other stacks
+    assert fit.constants == pytest.approx({name: TRUE[name] for name in fit.constants}, rel=0.1)
 
 
 def test_peaks_made_with_known_copies_are_found_again(measured):
@@ -149,13 +149,14 @@ def test_a_fit_says_its_rows_and_errors_in_the_profile_and_its_file(fit, measure
     assert found["megatron-core"].step_sigma == round(1.25 * fit.left_out, 3)
 
 
-def test_every_model_weighs_the_same_however_many_rows_it_has(measured):
+def test_rows_of_one_model_say_less_than_as_many_of_others(measured):
     timed = [t for _, t in framework.timed_questions(measured, standard)]
-    weights = framework._weights(timed[:12])  # nine rows of one model, three of the next
-    assert np.isclose(weights[:9].sum(), 0.5)
-    assert np.isclose(weights[9:].sum(), 0.5)
-    alone = framework._weights([*timed[:9] * 20, timed[9]])  # one row against 180: ten of the average, not half of all
-    assert np.isclose(alone[-1] / alone[0], (10 / 181) / (1 / 2 / 180))
+    # nine rows of one model, three of the next, whose errors correlate by a fifth: 9 / 2.6 and 3 / 1.4 independent ones
+    weights, evidence = framework._weights(timed[:12]), framework._evidence(timed[:12])
+    assert evidence == pytest.approx(9 / 2.6 + 3 / 1.4)
+    assert weights[:9].sum() == pytest.approx(9 / 2.6 / evidence)
+    alone = [*timed[:9] * 20, timed[9]]  # 180 rows of one model say no more than five of as many models
+    assert framework._evidence(alone) == pytest.approx(5 + 1, rel=0.05)
 
 
 def test_constants_are_not_fitted_to_what_cannot_have_been_measured(tmp_path):
@@ -174,7 +175,7 @@ def test_nothing_is_fitted_to_software_that_nobody_knows(tmp_path):
     assert list(framework_memory.fit_all(tmp_path, standard)) == []
 
 
-def test_a_constant_that_no_row_feels_stays_at_its_usual_size(tmp_path):
+def test_a_constant_that_no_row_feels_stays_where_other_stacks_have_it(tmp_path):
     # one device without tensor parallelism sends nothing, so nothing says what a collective costs the host
     rows = [r | {"num_gpus": "1", "dp": "1", "zero_stage": "0"} for r in questions() if r["tp"] == "1"]
     for row in rows:
@@ -183,7 +184,9 @@ def test_a_constant_that_no_row_feels_stays_at_its_usual_size(tmp_path):
         row["step_time_s"] = simulate(asked.plan, asked.model, asked.cluster, asked.train, costs).step_time_s
     table(tmp_path, "training_steps", rows)
     (found,) = framework.fit_all(tmp_path, standard)
-    assert found.constants["host_us_per_collective"] == framework.START["host_us_per_collective"]
+    before = framework._before("megatron-core", {}, standard)
+    assert found.constants["host_us_per_collective"] == before.constants()["host_us_per_collective"]
+    assert "host_us_per_collective" not in found.pinned and "elementwise_passes" in found.pinned
 
 
 def test_too_few_rows_are_said_and_not_fitted(tmp_path):

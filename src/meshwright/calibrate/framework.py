@@ -8,14 +8,16 @@ the rows of every shape of a model, whatever its name, are predicted with consta
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
+from meshwright.calibrate.stacks import CONSTANTS, Belief, among_others, between_versions, with_versions
 from meshwright.causes import CAUSE
-from meshwright.cost import Costs, Framework, standard
+from meshwright.cost import Costs, Framework, frameworks, standard
 from meshwright.cost.framework import Defaults
 from meshwright.errors import MeshwrightError
 from meshwright.lower import Lowered
@@ -29,42 +31,19 @@ from meshwright.validate.software import shape_of
 from meshwright.validate.tables import find, number
 from meshwright.validate.tables import numbered as numbered_rows
 
-#: What is fitted: constant, unit, smallest and largest value that is believable.
-CONSTANTS: dict[str, tuple[str, float, float]] = {
-    "elementwise_passes": ("bytes moved over bytes needed", 1.0, 8.0),
-    "host_us_per_kernel": ("us", 2.0, 200.0),
-    "host_us_per_collective": ("us", 5.0, 300.0),
-    "ring_steps": ("times", 1.0, 20.0),
-    "host_us_per_pass": ("us", 10.0, 10_000.0),
-    "host_us_per_dispatch": ("us", 10.0, 10_000.0),
-    "host_us_per_step": ("us", 100.0, 10_000.0),
-    "exchange_share": ("fraction", 0.05, 1.0),
-}
 #: Constants that only rows with experts say anything of, and those that only ZeRO-3 between nodes says something of.
 OF_MIXTURES, OF_SHARDED = ("host_us_per_dispatch",), ("exchange_share",)
-#: Weight of a row at most, in those of an average one.
-MOST_WEIGHT = 10.0
 #: What is not fitted where jobs measured their networks and leave a layer's exchange whole, and elsewhere: only the
 #: former tell of a ring's steps.
 LEFT_OUT = {True: "host_us_per_collective", False: "ring_steps"}
-START = {
-    "elementwise_passes": 2.0,
-    "host_us_per_kernel": 40.0,
-    "host_us_per_collective": 40.0,
-    "ring_steps": 2.0,
-    "host_us_per_pass": 100.0,
-    "host_us_per_dispatch": 100.0,
-    "host_us_per_step": 2000.0,
-    "exchange_share": 1.0,
-}
 #: Rows a fit looks at, chosen by a hash, so that the same tables give the same constants.
 MAX_ROWS = 160
 MAX_FOLDS = 5
-#: How much log error must be saved for a constant to lie four times above or below its start: one that the rows say
-#: nothing about stays there, instead of running to the end of its range.
-PRIOR = 5e-4
-#: How far (of a logarithm) a constant lies from its start at least, if rows have moved it.
-MOVED = 0.1
+#: The usual mean absolute error of logarithms that constants cannot say, and the correlation of errors of one shape:
+#: those of the steps of fitted profiles (a one-way analysis of variance of each; the means of variances over profiles).
+NOISE, ALIKE = 0.07, 0.2
+#: The share of a constant's variance that steps take away at least, if they say something of it.
+TOLD = 0.5
 #: A relative change of a constant that shows a slope, and the log error below which all errors weigh the same.
 NUDGE, SHARP = 0.1, 0.005
 #: Fewer rows than this cannot tell the constants apart.
@@ -87,7 +66,8 @@ class TimedQuestion(msgspec.Struct, frozen=True):
 
 class FrameworkFit(msgspec.Struct, frozen=True, kw_only=True):
     """A framework's constants, with mean absolute errors in sample and with each group left out; ``fitted_rows`` of the
-    ``rows`` were looked at, and ``bits`` are the widths of operands that a tenth of them or more have."""
+    ``rows`` were looked at, ``bits`` are the widths of operands that a tenth of them or more have, and ``told`` are the
+    constants that they say something of."""
 
     framework: str
     constants: dict[str, float]
@@ -97,6 +77,7 @@ class FrameworkFit(msgspec.Struct, frozen=True, kw_only=True):
     left_out: float | None
     fitted_rows: int = 0
     bits: tuple[int, ...] = (16,)
+    told: tuple[str, ...] = ()
 
     @property
     def launches_alone(self) -> bool:
@@ -105,16 +86,9 @@ class FrameworkFit(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pinned(self) -> tuple[str, ...]:
-        """The constants that the rows say something of: those that left their start and did not run to the end of what
-        is believable, where they stand for something else; none of rows that are launches alone, which are tests of
+        """The constants that the rows say something of; none of rows that are launches alone, which are tests of
         software and no training."""
-        if self.launches_alone:
-            return ()
-        return tuple(
-            name
-            for name, value in self.constants.items()
-            if abs(np.log(value / START[name])) > MOVED and (value <= 1.0 or value < CONSTANTS[name][2])
-        )
+        return () if self.launches_alone else self.told
 
 
 def sharing(costs_of: Callable[[Framework], Costs]) -> Callable[[Framework], Costs]:
@@ -148,7 +122,7 @@ def fit_all(
             progress(f"{name}: {len(found)} timed rows are too few to fit; the profile keeps its flagged defaults")
             continue
         progress(f"{name}: {len(found)} timed rows")
-        yield _fit(name, found, costs_of)
+        yield _fit(name, by_framework, costs_of)
 
 
 def timed_questions(folder: Path, costs_of: Callable[[Framework], Costs]) -> Iterator[tuple[str, TimedQuestion]]:
@@ -187,14 +161,19 @@ def timed_questions(folder: Path, costs_of: Callable[[Framework], Costs]) -> Ite
         )
 
 
-def _fit(name: str, found: list[TimedQuestion], costs_of: Callable[[Framework], Costs]) -> FrameworkFit:
-    constants = search(_sample(found, MAX_ROWS), costs_of, START)
+def _fit(
+    name: str, by_framework: dict[str, list[TimedQuestion]], costs_of: Callable[[Framework], Costs]
+) -> FrameworkFit:
+    found = by_framework[name]
+    before = _before(name, by_framework, costs_of)
+    after = search(_sample(found, MAX_ROWS), costs_of, before, evidence=_evidence(found))
+    constants = after.constants()
     folds = _folds(found)
     errors = []
     if len(folds) > 1:
         for fold in folds:
             held = [t for t in found if t.group in fold]
-            constants_there = without(found, lambda t, fold=fold: t.group in fold, costs_of)
+            constants_there = without(name, by_framework, lambda t, fold=fold: t.group in fold, costs_of)
             if constants_there is not None:
                 errors.append(ratios(held, costs_of, constants_there) - 1)
     return FrameworkFit(
@@ -206,17 +185,43 @@ def _fit(name: str, found: list[TimedQuestion], costs_of: Callable[[Framework], 
         left_out=float(np.abs(np.concatenate(errors)).mean()) if errors else None,
         fitted_rows=min(len(found), MAX_ROWS),
         bits=_bits(found),
+        told=tuple(n for n in after.mean if after.sigma[n] ** 2 < (1 - TOLD) * before.sigma[n] ** 2),
     )
 
 
 def without(
-    found: list[TimedQuestion],
+    name: str,
+    by_framework: dict[str, list[TimedQuestion]],
     left: Callable[[TimedQuestion], bool],
     costs_of: Callable[[Framework], Costs] = standard,
 ) -> dict[str, float] | None:
-    """Return the constants that the questions say which are not `left` out; None where these are too few."""
-    rest = _sample([t for t in found if not left(t)], MAX_ROWS // 4)
-    return search(rest, costs_of, START, rounds=2) if len(rest) >= MIN_ROWS else None
+    """Return the constants of a framework that the questions say which are not `left` out, its own and those of its
+    other versions; None where none of its own are."""
+    rest = {owner: [t for t in some if not left(t)] for owner, some in by_framework.items()}
+    own = rest[name]
+    if not own:
+        return None
+    before = _before(name, rest, costs_of)
+    return search(_sample(own, MAX_ROWS // 4), costs_of, before, evidence=_evidence(own), rounds=2).constants()
+
+
+def _before(name: str, by_framework: dict[str, list[TimedQuestion]], costs_of: Callable[[Framework], Costs]) -> Belief:
+    """The belief about a framework's constants before its own steps: by other stacks, and by the steps of its other
+    versions."""
+    known = frameworks()
+    family = known[name].family or name
+    kin = {f.name for f in known.values() if family in (f.name, f.family, f.constants_of)}
+
+    def among(one: str) -> Belief:
+        return among_others(known[one], min(known[one].bits), kin)
+
+    told = []
+    for version in sorted(kin - {name}):
+        if steps := by_framework.get(version):
+            prior = among(version)
+            sample = _sample(steps, MAX_ROWS // 4)
+            told.append((prior, search(sample, costs_of, prior, evidence=_evidence(steps), rounds=2)))
+    return with_versions(among(name), told, between_versions())
 
 
 def _bits(found: list[TimedQuestion]) -> tuple[int, ...]:
@@ -256,17 +261,24 @@ def ratios(
 
 
 def search(
-    found: list[TimedQuestion], costs_of: Callable[[Framework], Costs], start: dict[str, float], *, rounds: int = 4
-) -> dict[str, float]:
-    """Constants of the least mean absolute log error; every group weighs the same.
+    found: list[TimedQuestion],
+    costs_of: Callable[[Framework], Costs],
+    before: Belief,
+    *,
+    evidence: float,
+    rounds: int = 4,
+) -> Belief:
+    """Return what is believed of the constants after some steps, which count as so many independent ones (`evidence`):
+    the posterior's mode, and its standard deviation there.
 
     A step time bends where the host falls behind the device, so coordinates are first moved by factors, which jumps
     over bends; between them it is near linear in the constants, so damped least squares, reweighted towards absolute
     errors, walks the narrow valleys in which one constant stands for another.
     """
     weight = _weights(found)
+    usual_of = {name: float(np.exp(mean)) for name, mean in before.mean.items()}
     left = set() if any(t.asked.model.mixtures for t in found) else set(OF_MIXTURES)
-    if _launch_bound(found, costs_of, start):
+    if _launch_bound(found, costs_of, usual_of):
         left.add("elementwise_passes")
     if not any(t.asked.plan.layout.zero == 3 and t.asked.cluster.num_devices > 8 for t in found):
         left |= set(OF_SHARDED)
@@ -278,14 +290,20 @@ def search(
     def errors(at: np.ndarray) -> np.ndarray:
         return np.log(ratios(found, costs_of, dict(zip(names, np.exp(at).tolist(), strict=True))))
 
-    usual = np.log([start[n] for n in names])
-    unit = np.log(4.0)
+    usual = np.clip([before.mean[n] for n in names], least, most)
+    spread = np.array([before.sigma[n] for n in names])
+
+    def noise(wrong: np.ndarray) -> float:
+        """The mean size of errors that constants cannot say; what is known of it counts as a step for each constant."""
+        return (float((np.abs(wrong) * weight).sum()) * evidence + NOISE * len(names)) / (evidence + len(names))
 
     def loss(wrong: np.ndarray, at: np.ndarray) -> float:
-        return float((np.abs(wrong) * weight).sum() + PRIOR * (((at - usual) / unit) ** 2).sum())
+        return float((np.abs(wrong) * weight).sum() + (held * (at - usual) ** 2).sum())
 
     at = usual.copy()
     wrong = errors(at)
+    # Laplace's errors and normal constants: minus the posterior's logarithm, over the evidence's weight
+    held = NOISE / evidence / 2 / spread**2
     for step in (2.0, 1.5)[:rounds]:
         for i, sign in ((i, sign) for i in range(len(names)) for sign in (1, -1)):
             while True:
@@ -296,13 +314,12 @@ def search(
                 at, wrong = tried, now
     damping = 1e-2
     for _ in range(3 * rounds):
-        # the side that stays within the bounds
-        moves = np.where(at + NUDGE <= most, NUDGE, -NUDGE)
-        slope = np.stack([(errors(at + move) - wrong) / move.sum() for move in np.diag(moves)], axis=1)
+        held = noise(wrong) / evidence / 2 / spread**2
+        slope = _slope(errors, at, wrong, most)
         pull = weight / np.maximum(np.abs(wrong), SHARP)
         # the gradient and curvature of half the loss's quadratic stand-in; the prior is quadratic already
-        normal = slope.T @ (slope * pull[:, None]) + 2 * PRIOR / unit**2 * np.eye(len(at))
-        downhill = -slope.T @ (pull * wrong) - 2 * PRIOR / unit**2 * (at - usual)
+        normal = slope.T @ (slope * pull[:, None]) + 2 * np.diag(held)
+        downhill = -slope.T @ (pull * wrong) - 2 * held * (at - usual)
         while damping < 1e4:
             by = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), downhill)
             tried = np.clip(at + np.clip(by, -1, 1), least, most)
@@ -312,7 +329,19 @@ def search(
             damping *= 4
         else:
             break
-    return {name: float(f"{value:.3g}") for name, value in zip(names, np.exp(at), strict=True)}
+    slope = _slope(errors, at, wrong, most)
+    # a Laplace error of mean size b tells 1 / b^2 of what moves it
+    told = slope.T @ (slope * weight[:, None]) * evidence / noise(wrong) ** 2 + np.diag(spread**-2)
+    sigma = np.sqrt(np.diag(np.linalg.inv(told)))
+    return Belief(dict(zip(names, at.tolist(), strict=True)), dict(zip(names, sigma.tolist(), strict=True)))
+
+
+def _slope(
+    errors: Callable[[np.ndarray], np.ndarray], at: np.ndarray, wrong: np.ndarray, most: np.ndarray
+) -> np.ndarray:
+    """Slopes of the errors [rows, constants], on the side that stays within the bounds."""
+    moves = np.where(at + NUDGE <= most, NUDGE, -NUDGE)
+    return np.stack([(errors(at + move) - wrong) / move.sum() for move in np.diag(moves)], axis=1)
 
 
 def _launch_bound(found: list[TimedQuestion], costs_of: Callable[[Framework], Costs], start: dict[str, float]) -> bool:
@@ -330,11 +359,13 @@ def _launch_bound(found: list[TimedQuestion], costs_of: Callable[[Framework], Co
 
 
 def _weights(found: list[TimedQuestion]) -> np.ndarray:
-    """Every group's the same in all, but no row more than :data:`MOST_WEIGHT` average ones: a model with one row is not
-    worth all those of another."""
-    counts: dict[str, int] = {}
-    for t in found:
-        counts[t.group] = counts.get(t.group, 0) + 1
-    each = np.array([1 / counts[t.group] for t in found]) / len(counts)
-    each = np.minimum(each, MOST_WEIGHT / len(found))
+    """Every row's in the sum of errors: as much as it says beside the others of its shape, whose errors are alike."""
+    counts = Counter(t.group for t in found)
+    each = np.array([1 / (1 + (counts[t.group] - 1) * ALIKE) for t in found])
     return each / each.sum()
+
+
+def _evidence(found: list[TimedQuestion]) -> float:
+    """The number of independent steps that these count as."""
+    counts = Counter(t.group for t in found)
+    return sum(n / (1 + (n - 1) * ALIKE) for n in counts.values())

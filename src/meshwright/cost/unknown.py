@@ -79,15 +79,11 @@ def middle(found: Evidence, without: Collection[str] = (), known: Iterable[Frame
     """The profile of software of which nobody knows more than `found`; `without`: profiles that are left out of those
     that are `known`, by default the catalog's."""
     base = load(UNFUSED if found.old else TODAY)
-    families: dict[str, list[tuple[float, Framework]]] = {}
-    for one in known or frameworks().values():
-        if one.flagged or one.constants_of or one.name in without or not one.pinned:
-            continue
-        families.setdefault(one.family or one.name, []).append((_weight(one, found), one))
+    families = weighed_families(found, without, known)
     constants = {}
     apart = {}
     for name in MIDDLE:
-        stacks = [_of_family(some, name) for some in families.values() if any(name in f.pinned for _, f in some)]
+        stacks = told_by(families, name)
         if not stacks:
             continue
         total = sum(weight for weight, _ in stacks)
@@ -102,6 +98,23 @@ def middle(found: Evidence, without: Collection[str] = (), known: Iterable[Frame
         host_sigma=round(apart.get("host_us_per_kernel", LEAST_APART), 3),
         **constants,
     )
+
+
+def weighed_families(
+    found: Evidence, without: Collection[str] = (), known: Iterable[Framework] = ()
+) -> dict[str, list[tuple[float, Framework]]]:
+    """Return the stacks that steps were fitted to by family, each with its weight under this evidence."""
+    families: dict[str, list[tuple[float, Framework]]] = {}
+    for one in known or frameworks().values():
+        if one.flagged or one.constants_of or one.name in without or not one.pinned:
+            continue
+        families.setdefault(one.family or one.name, []).append((_weight(one, found), one))
+    return families
+
+
+def told_by(families: dict[str, list[tuple[float, Framework]]], name: str) -> list[tuple[float, float]]:
+    """Return the weight and the logarithm of a constant of every family whose steps pin it."""
+    return [_of_family(some, name) for some in families.values() if any(name in one.pinned for _, one in some)]
 
 
 def likened(one: Framework, known: Iterable[Framework]) -> Framework:

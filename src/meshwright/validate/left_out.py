@@ -1,9 +1,10 @@
 """Predictions of what was left out: constants fitted again without a shape of model, a device or a source.
 
 In each fold the constants of a framework are fitted anew to the rows that stay, by the project's own calibration, and
-the rows that went are predicted with them. A fold that leaves too few rows of a framework behind is answered as if the
-software were unknown: by the middle of the other stacks. With a device go its kernels' curves: they are carried from
-its nearest relative.
+the rows that went are predicted with them; rows that went are in no fit of its other versions either. A fold that
+leaves no row of a framework behind is answered as if the software were unknown: by the middle of the other stacks. A
+profile whose constants nobody fitted is as it is. With a device go its kernels' curves: they are carried from its
+nearest relative.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import msgspec
 
 from meshwright.calibrate import framework as fitting
 from meshwright.calibrate.framework import TimedQuestion
-from meshwright.cost import Costs, Framework, standard
+from meshwright.cost import Costs, Framework, frameworks, standard
 from meshwright.validate import steps, tables
 from meshwright.validate.cases import Case, case, families_of, unknown_case
 from meshwright.validate.measured import measured
@@ -49,26 +50,29 @@ def left_out(folder: Path, told: Callable[[str], None] = lambda line: None) -> l
     rows = {row["id"]: row for row in tables.rows(path, "training_steps")}
     families = families_of(rows.values())
     out = []
-    for what, key in LEFT.items():
+    for what in LEFT:
         scored: list[Scored] = []
-        for owner, found in sorted(by_owner.items()):
+        for owner in sorted(by_owner):
             told(f"{what} left out of {owner}")
-            scored += _scored(found, rows, families, what, key)
+            scored += _scored(owner, by_owner, rows, families, what)
         out.append(tabulated(f"training_steps_{what}_left_out", scored, steps.VARIABLES))
     return out
 
 
 def _scored(
-    found: list[TimedQuestion],
+    owner: str,
+    by_owner: dict[str, list[TimedQuestion]],
     rows: dict[str, dict[str, str]],
     families: dict[str, frozenset[str]],
     what: str,
-    key: Callable[[TimedQuestion], str],
 ) -> Iterator[Scored]:
     """The rows of one framework, each predicted by what never saw its group."""
+    found, key = by_owner[owner], LEFT[what]
     for groups in _folds({key(t) for t in found}, MOST_FOLDS if what == "shape" else 0):
         held = [t for t in found if key(t) in groups]
-        constants = fitting.without(found, lambda t, groups=groups: key(t) in groups)
+        constants: dict[str, float] | None = {}
+        if not frameworks()[owner].flagged:  # one that no step was looked at for stays as it is
+            constants = fitting.without(owner, by_owner, lambda t, groups=groups: key(t) in groups)
         device = held[0].asked.cluster.islands[0].device.name if what == "device" else ""
         costs_of = _pricing(device)
         for t in held:
