@@ -49,12 +49,13 @@ def left_out(folder: Path, told: Callable[[str], None] = lambda line: None) -> l
     path = tables.find(folder, "training_steps")
     rows = {row["id"]: row for row in tables.rows(path, "training_steps")}
     families = families_of(rows.values())
+    shared = fitting.sharing(standard)
     out = []
     for what in LEFT:
         scored: list[Scored] = []
         for owner in sorted(by_owner):
             told(f"{what} left out of {owner}")
-            scored += _scored(owner, by_owner, rows, families, what)
+            scored += _scored(owner, by_owner, rows, families, what, shared)
         out.append(tabulated(f"training_steps_{what}_left_out", scored, steps.VARIABLES))
     return out
 
@@ -65,14 +66,15 @@ def _scored(
     rows: dict[str, dict[str, str]],
     families: dict[str, frozenset[str]],
     what: str,
+    shared: Callable[[Framework], Costs],
 ) -> Iterator[Scored]:
-    """The rows of one framework, each predicted by what never saw its group."""
+    """The rows of one framework, each predicted by what never saw its group; fits are priced by `shared` costs."""
     found, key = by_owner[owner], LEFT[what]
     for groups in _folds({key(t) for t in found}, MOST_FOLDS if what == "shape" else 0):
         held = [t for t in found if key(t) in groups]
         constants: dict[str, float] | None = {}
         if not frameworks()[owner].flagged:  # one that no step was looked at for stays as it is
-            constants = fitting.without(owner, by_owner, lambda t, groups=groups: key(t) in groups)
+            constants = fitting.without(owner, by_owner, lambda t, groups=groups: key(t) in groups, shared)
         device = held[0].asked.cluster.islands[0].device.name if what == "device" else ""
         costs_of = _pricing(device)
         for t in held:
