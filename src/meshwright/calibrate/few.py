@@ -1,7 +1,7 @@
 """A device's curve from a few measured products: which ones to measure, and the rest carried over from known devices.
 
 What CDMPP (Hu et al., 2311.09690) learns with a network is here a regression on the ratio of the device's times to
-those that the nearest device's curve predicts for it. The shapes to measure are those nearest to the middles of
+those that the curves of its relatives predict for it. The shapes to measure are those nearest to the middles of
 clusters of shapes (k-means, as CDMPP chooses programs). The log of the ratio is a Gaussian process over the powers of
 two of a product's dims (Rasmussen and Williams, 2006, chapter 2): how far it strays is what curves carried to devices
 left out strayed (``cost/carried.py``), half of it the same for all products and half of it local; how far single
@@ -13,23 +13,27 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.atomic import write_bytes
 from meshwright.calibrate.kernels import NORMAL_80, median_ape, p90_ape
 from meshwright.calibrate.samples import Sample, samples
+from meshwright.cost.bound import KIN, SHAPES, BoundCurve
 from meshwright.cost.carried import Spreads
-from meshwright.cost.curve import RESIDUAL_UNIT, SIGMA_CLASSES, CurveProfile, Fit, Residual
-from meshwright.cost.fitted import KIN, SHAPES, BoundCurve, Fitted, nearest_curve
+from meshwright.cost.curve import RESIDUAL_UNIT, SIGMA_CLASSES, CurveProfile, Fit
+from meshwright.cost.fitted import Fitted
+from meshwright.cost.points import point
 from meshwright.cost.roofline import supports
 from meshwright.errors import MeshwrightError
 from meshwright.spec.hardware import Device
-from meshwright.spec.workload import DTYPE_BYTES
+from meshwright.work import Gemm
 
 OP = "gemm"
 #: Octaves of a product's dims over which ratios are alike: an assumption, and declared as one. Of 2, 4 and 8 the one
@@ -47,8 +51,9 @@ COLUMNS = ("source", "hardware", "backend", "backend_version", "kernel", "dtype"
 
 
 class Learned(NamedTuple):
-    """A device's curve: the ``fit``, whose curve it was made ``of``, how many ``measured`` products it saw, and
-    relative errors (median, 90th percentile) on ``rows`` it did not see, before and after; 0 where there are none."""
+    """A device's curve: the ``fit``, whose curve is the nearest it was made ``of``, how many ``measured`` products it
+    saw, and relative errors (median, 90th percentile) on ``rows`` it did not see, before and after; 0 where there are
+    none."""
 
     fit: Fit
     of: str
@@ -81,57 +86,70 @@ def chosen(features: NDArray[np.float64], count: int) -> NDArray[np.int64]:
     return np.sort(np.array(found))
 
 
-def shapes(curve: BoundCurve, count: int, dtype: str) -> list[tuple[int, int, int]]:
+def shapes(relatives: Relatives, count: int) -> list[tuple[int, int, int]]:
     """Return `count` products (m, n, k) to measure, of powers of two."""
     grid = [(2**m, 2**n, 2**k) for m, n, k in product(ROWS_OF, WEIGHTS_OF, WEIGHTS_OF)]
-    element = DTYPE_BYTES[dtype]
-    points = np.array([(m, n, k, 1, element, min(element, 4.0) if element > 1 else 2.0, element) for m, n, k in grid])
-    return [grid[i] for i in chosen(_features(curve, points), count)]
+    works = [(Gemm(m=m, n=n, k=k, dtype=relatives.dtype),) for m, n, k in grid]
+    points = np.array([(*sizes, 1) for sizes in grid])
+    return [grid[i] for i in chosen(_features(points, relatives.seconds(works)), count)]
+
+
+class Relatives(NamedTuple):
+    """Curves of other devices that price a device's products in a precision; the ``nearest`` of them."""
+
+    link: Fitted
+    device: Device
+    dtype: str
+    nearest: BoundCurve
+
+    def seconds(self, works: Iterable[tuple[Gemm, ...]]) -> NDArray[np.float64]:
+        """Seconds of the products in each of `works`."""
+        return np.array([sum(self.link(one, self.device).seconds for one in some) for some in works])
 
 
 def learn(sample: Sample, count: int, profiles: dict[str, CurveProfile], spreads: Spreads) -> Learned:
-    """The curve of a sample's device from `count` of its rows (all, if it has no more) and the nearest of `profiles`.
+    """The curve of a sample's device from `count` of its rows (all, if it has no more) and others of `profiles`.
 
     Raises:
         MeshwrightError: K014 where no device of the same vendor has a curve.
     """
-    base = base_of(sample.device, sample.dtype, profiles, spreads)
+    base = relatives(sample.device, sample.dtype, profiles, spreads)
     part = sample.where(np.arange(len(sample.seconds)) % max(1, len(sample.seconds) // MOST_ROWS) == 0)
-    kin = KIN.get(sample.dtype, (sample.dtype,))
-    curves = [f for f in profiles[base.owner].curves if f.op == OP and f.dtype in kin]
-    fit = min(curves, key=lambda f: kin.index(f.dtype))
-    start = BoundCurve(fit, sample.device, sample.device, sample.dtype, Spreads(()))
     points = part.points[0]
-    predicted = _seconds(start, points)
+    predicted = base.seconds(part.works)
     ratio = np.log(part.seconds / (predicted + part.around_s))
-    seen = chosen(_features(start, points), count)
-    spread = float(np.sqrt(np.mean(np.square(spreads.of(OP, base.near, sample.dtype)))))
+    seen = chosen(_features(points, predicted), count)
+    fit = next(f for f in profiles[base.nearest.owner].curves if (f.op, f.dtype) == (OP, base.nearest.dtype))
+    spread = float(np.sqrt(np.mean(np.square(spreads.of(OP, base.nearest.distance, sample.dtype)))))
     process = _Process(_axes(points)[seen], ratio[seen], spread, float(np.mean(fit.sigma)))
-    made = _with_ratio(fit, process, _axes(points)[seen], sample, len(seen))
+    made = _with_ratio(fit, base, process, _axes(points)[seen], sample, part.works[0][0])
     rest = np.ones(len(ratio), bool)
     rest[seen] = False
-    own = BoundCurve(made, sample.device, sample.device, sample.dtype, Spreads(()))
-    errors = []
-    for curve in (start, own):
-        found, true = _seconds(curve, points[rest]) + part.around_s[rest], part.seconds[rest]
-        errors.append((median_ape(found, true), p90_ape(found, true)) if rest.any() else (0.0, 0.0))
-    return Learned(made, base.owner, len(seen), int(rest.sum()), *errors)
+    own = BoundCurve(made, sample.device, sample.device, sample.dtype)
+    errors, true = [], part.seconds[rest]
+    for found in (predicted, _by_curve(own, part)):
+        errors.append(
+            (median_ape(found[rest] + part.around_s[rest], true), p90_ape(found[rest] + part.around_s[rest], true))
+            if rest.any()
+            else (0.0, 0.0)
+        )
+    return Learned(made, base.nearest.owner, len(seen), int(rest.sum()), *errors)
 
 
-def base_of(device: Device, dtype: str, profiles: dict[str, CurveProfile], spreads: Spreads) -> BoundCurve:
-    """Return the nearest curve of another device.
+def relatives(device: Device, dtype: str, profiles: dict[str, CurveProfile], spreads: Spreads) -> Relatives:
+    """Return what other devices' curves say of a device.
 
     Raises:
         MeshwrightError: K014 where no device of the same vendor has one.
     """
-    others = [name for name in profiles if name != device.name]
-    found = nearest_curve(Fitted(profiles, spreads), device, (OP,), dtype, others)
-    if found is None:
+    link = Fitted({name: p for name, p in profiles.items() if name != device.name}, spreads, serving=True)
+    found = link.bound(device, (OP,), dtype)
+    if not found:
         raise MeshwrightError.one(
             "K014", f"no {device.vendor} device has a curve of {dtype} products to carry over", place="--few",
             help="measure a whole table: meshwright calibrate --data DIR --device NAME",
         )  # fmt: skip
-    return found
+    return Relatives(link, device, dtype, found[0])
 
 
 class _Process:
@@ -161,20 +179,28 @@ class _Process:
         return float(np.sqrt(np.maximum(left, 0.0).mean() + self.noise**2))
 
 
-def _with_ratio(fit: Fit, process: _Process, seen: NDArray[np.float64], sample: Sample, count: int) -> Fit:
-    """Return a curve of the sample's device: a fit with the ratio added to its table, on the nodes of both."""
+def _with_ratio(
+    fit: Fit, base: Relatives, process: _Process, seen: NDArray[np.float64], sample: Sample, like: Gemm
+) -> Fit:
+    """Return a curve of the sample's device: the formula of a fit, and in its table what the relatives say over it,
+    with the ratio added, on the nodes of both; of products `like` the sample's."""
     low, high = np.minimum(fit.low, seen.min(0)), np.maximum(fit.high, seen.max(0))
     nodes = []
     for own, usual, a, b in zip(fit.nodes, SHAPES[OP].nodes, low, high):
         inside = {x for x in usual if a - 2.0 < x < b + 2.0}
         nodes.append(tuple(sorted({*own, *inside})) if len(own) > 1 else own)
-    known, grid = Residual(fit), np.array(list(product(*nodes)))
-    table = np.array([known.at(tuple(x)) for x in grid.tolist()]) + process.mean(grid)
+    grid = np.array(list(product(*nodes)))
+    sizes = [dict(zip(("m", "n", "k", "batch"), map(int, np.round(2.0**at)))) for at in grid]
+    works = [msgspec.structs.replace(like, **at) for at in sizes]
+    bare = msgspec.structs.replace(fit, dtype=sample.dtype, nodes=((0.0,),) * len(nodes), residual=(0,))
+    curve = BoundCurve(bare, sample.device, sample.device, sample.dtype)
+    own_s = np.array([curve.price(point(one, serving=True).x).seconds for one in works])
+    table = np.log(base.seconds((one,) for one in works) / own_s) + process.mean(grid)
     return Fit(
         op=OP,
         dtype=sample.dtype,
-        source=f"{sample.source}; the rest by the ratio to {fit.source}",
-        rows=count,
+        source=f"{sample.source}; the rest by the ratio to {fit.source} and others",
+        rows=len(seen),
         constants=fit.constants,
         nodes=tuple(nodes),
         residual=tuple(int(v) for v in np.round(table / RESIDUAL_UNIT)),
@@ -188,13 +214,16 @@ def _axes(points: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.log2(points[:, :4])
 
 
-def _features(curve: BoundCurve, points: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Powers of two of a product's dims, and of the seconds that a curve predicts."""
-    return np.column_stack([_axes(points), np.log2(_seconds(curve, points))])
+def _features(points: NDArray[np.float64], seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Powers of two of a product's dims, and of the seconds that are predicted."""
+    return np.column_stack([_axes(points), np.log2(seconds)])
 
 
-def _seconds(curve: BoundCurve, points: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.array([curve.price(tuple(x)).seconds for x in points.tolist()])
+def _by_curve(curve: BoundCurve, part: Sample) -> NDArray[np.float64]:
+    found = np.zeros(len(part.seconds))
+    for c, points in enumerate(part.points):
+        found += np.where(part.count > c, [curve.price(tuple(x)).seconds for x in points.tolist()], 0.0)
+    return found
 
 
 def to_measure(device: Device, count: int, profiles: dict[str, CurveProfile], spreads: Spreads) -> bytes:
@@ -208,8 +237,7 @@ def to_measure(device: Device, count: int, profiles: dict[str, CurveProfile], sp
     writer.writerow([*COLUMNS, "latency_us"])
     asked = [name for name in ASKED if supports(device, name)]
     for dtype in [name for name in asked if _related(device, name, profiles)] or asked[:1]:
-        curve = base_of(device, dtype, profiles, spreads)
-        for m, n, k in shapes(curve, count, dtype):
+        for m, n, k in shapes(relatives(device, dtype, profiles, spreads), count):
             writer.writerow(["own", device.name, "own", "1", "own", dtype, "fwd", 1, m, n, k, ""])
     return out.getvalue().encode()
 
@@ -234,8 +262,9 @@ def learned(
 
 
 def _related(device: Device, dtype: str, profiles: dict[str, CurveProfile]) -> bool:
-    others = [name for name in profiles if name != device.name]
-    return nearest_curve(Fitted(profiles, Spreads(())), device, (OP,), dtype, others) is not None
+    """Whether another device's products in a precision were measured."""
+    link = Fitted({name: p for name, p in profiles.items() if name != device.name}, Spreads(()), serving=True)
+    return any(one.dtype in KIN.get(dtype, (dtype,)) for one in link.bound(device, (OP,), dtype))
 
 
 def write_table(text: bytes, folder: Path) -> Path:

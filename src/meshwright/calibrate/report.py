@@ -32,12 +32,14 @@ def lines(fits: list[FittedCurve], left: list[Carried], skipped: list[Skipped], 
         yield f"  {fitted.sample.device.name:<16} {name:<24} {fit.rows:>6}  {held:>14}  {seen:>14}"
     if left:
         yield ""
-        yield "A device left out: its rows predicted from each distance that has a curve, and by the roofline"
-        yield f"  {'device':<16} {'curve':<24} {'from':<16} {'nearness':<10}  {'error':>14}  {'bias':>6}"
+        yield "Left out, and predicted by the curves of others (the nearest, and how far it is) or by the roofline"
+        where = f"{'left out':<10} {'nearest':<16} {'apart':>5}"
+        yield f"  {'device':<16} {'curve':<24} {where}  {'error':>14}  {'bias':>6}"
         for row in left:
             error = f"{row.median_ape:.1%} / {row.p90_ape:.1%}"
             name = f"{row.op} {row.dtype}"
-            yield f"  {row.device:<16} {name:<24} {row.from_device:<16} {row.near:<10}  {error:>14}  {row.bias:>+6.0%}"
+            where = f"{row.left:<10} {row.from_device:<16} {row.distance:>5.1f}"
+            yield f"  {row.device:<16} {name:<24} {where}  {error:>14}  {row.bias:>+6.0%}"
     for row in skipped:
         yield f"left out of {row.table}: {row.what} ({row.rows} rows)"
 

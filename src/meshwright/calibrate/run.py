@@ -53,7 +53,8 @@ def calibrate(
     for sample in found:
         progress(f"fitting {sample.device.name} {sample.op} {sample.dtype}: {len(sample.seconds)} rows")
         fits.append(fit(sample, holdout))
-    left = [] if device else leave_out(fits, by_device(fits))
+    made = by_device(fits)
+    left = [] if device else leave_out([one.sample for one in fits], made, made)
     return Calibrated(fits, left, skipped)
 
 
@@ -84,7 +85,7 @@ def write(done: Calibrated, classes: tuple[str, ...], folder: Path) -> list[Path
         known = msgspec.json.decode(path.read_bytes())["left_out"] if path.is_file() else []
         left = [*msgspec.convert(known, list[Carried]), *done.left]
         left = [one for one in left if one in done.left or one.op not in refitted]
-        left.sort(key=lambda one: (one.op, one.dtype, one.device, one.near))
+        left.sort(key=lambda one: (one.op, one.dtype, one.device, one.left))
         lines = ",\n".join(msgspec.json.encode(one).decode() for one in left)
         columns = msgspec.json.encode(Carried.__struct_fields__).decode()
         head = f'{{"code_version":"{VERSION}","format_version":{FORMAT_VERSION},"columns":{columns},"left_out":[\n'

@@ -10,8 +10,8 @@ import numpy as np
 
 from meshwright.calibrate import imported, tables
 from meshwright.calibrate.rows import MeasuredWork, measured
+from meshwright.cost.bound import SHAPES
 from meshwright.cost.curve import hardware
-from meshwright.cost.fitted import SHAPES
 from meshwright.cost.points import point
 from meshwright.cost.roofline import elementwise_seconds, peak_flops, supports
 from meshwright.errors import MeshwrightError
@@ -46,7 +46,7 @@ FEWEST_GROUPS = 5
 class Sample(NamedTuple):
     """Rows of one curve. ``points``: one array [rows, dimensions] per kernel, of which a row has its first ``count``;
     ``around_s``: what else a row contains; ``groups``: the hash in [0, 1) of the group each row belongs to; ``works``:
-    its kernels as work items."""
+    its kernels as work items; ``serving``, ``flash`` and ``library``: the setting they were measured in."""
 
     op: str
     dtype: str
@@ -60,6 +60,9 @@ class Sample(NamedTuple):
     groups: np.ndarray
     grouped_by: str
     works: np.ndarray
+    serving: bool
+    flash: int
+    library: str
 
     @property
     def hardware(self) -> tuple[float, ...]:
@@ -167,7 +170,9 @@ def _sample(device: Device, op: str, dtype: str, rows: list, wrong: tables.Fault
     works = np.empty(len(rows), object)
     works[:] = [work.kernels for _, work in rows]
     source = "; ".join(sorted({_source(row) for row, _ in rows}))
-    return Sample(op, dtype, device, source, tuple(points), count, around, seconds, flops, groups, grouped_by, works)
+    head = (op, dtype, device, source, tuple(points), count, around, seconds, flops, groups, grouped_by, works)
+    one = rows[0][1]
+    return Sample(*head, one.serving, one.flash, one.library)
 
 
 def _x(work: MeasuredWork, kernel: int) -> tuple[float, ...]:

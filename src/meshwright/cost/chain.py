@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import exp, hypot, log
 from typing import Any, NamedTuple
 
 import msgspec
@@ -273,16 +272,3 @@ def roofline_estimate(work: Work, device: Device) -> Estimate:
 
 def _estimate(seconds: float, cause: str) -> Estimate:
     return Estimate(seconds, cause, "roofline", ROOFLINE_SIGMA[cause])
-
-
-def joined(prices: list[Estimate]) -> Estimate:
-    """Return the mean of the logarithms of several prices of one work item, each weighing as much as it is sure. Its
-    spread is that of their mean and how far they lie apart."""
-    if len(prices) == 1:
-        return prices[0]
-    weights = [one.sigma**-2 for one in prices]
-    total = sum(weights)
-    mean = sum(w * log(one.seconds) for w, one in zip(weights, prices)) / total
-    apart = sum(w * (log(one.seconds) - mean) ** 2 for w, one in zip(weights, prices)) / total
-    sources = "; ".join(one.source for one in prices)
-    return prices[0]._replace(seconds=exp(mean), source=sources, sigma=hypot(total**-0.5, apart**0.5))

@@ -1,135 +1,37 @@
 """Fitted curves as a link of the cost chain: asked before the roofline, answers from constants learned on tables.
 
-A device with curves of its own is priced by them; another device of the same vendor by those of its nearest
-relative, whose constants are fractions of the hardware's own peaks and so carry over, with the wider spread that
-leaving whole devices out showed. Other vendors' devices are left to the roofline.
+A device with curves of its own is priced by them; another device of the same vendor by those of its relatives
+(``bound``), whose constants are fractions of the hardware's own peaks and so carry over, with the wider spread that
+leaving devices and precisions out showed. Other vendors' devices are left to the roofline.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import cache
-from math import hypot
 from pathlib import Path
 
 import msgspec
 
 from meshwright import catalog
-from meshwright.cost.carried import KIN as OF_KIN
-from meshwright.cost.carried import NEAR, OTHER, ROOFLINE, SAME, Carried, Spreads, width
-from meshwright.cost.chain import EXTRAPOLATED, SCAN_SIGMA, Estimate, Link, joined, roofline_estimate
-from meshwright.cost.curve import FADE_OCTAVES, CurveProfile, CurveShape, Fit, Residual, hardware, sigma_class
-from meshwright.cost.curves_attention import DECODE, FORWARD, LATENT
-from meshwright.cost.curves_gemm import GEMM, GROUPED
-from meshwright.cost.curves_scan import CONVOLUTION, CONVOLUTION_BLOCKS, CONVOLUTION_STEP, PERSISTENT, SCAN, STEP
+from meshwright.cost.bound import KIN, LEAST_WEIGHT, STORED_KIN, TRAINED, BoundCurve, curves_for, joined, weight
+from meshwright.cost.carried import Carried, Spreads
+from meshwright.cost.chain import SCAN_SIGMA, Estimate, Link, roofline_estimate
+from meshwright.cost.curve import CurveProfile, Fit, sigma_class
 from meshwright.cost.points import point
-from meshwright.cost.relatives import asynchronous, clock_under_limit, distance, generation, nearness
+from meshwright.cost.relatives import ROOFLINE_APART, asynchronous, generation
 from meshwright.errors import MeshwrightError
 from meshwright.spec.cluster import load_device
 from meshwright.spec.hardware import Device
+from meshwright.spec.workload import DTYPE_BYTES
 from meshwright.work import AttentionCore, Convolution, Gemm, GroupedGemm, Scan, Work
 
 FORMAT_VERSION = 1
-#: Which formula each kind of curve follows.
-SHAPES: dict[str, CurveShape] = {
-    "gemm": GEMM,
-    "grouped_gemm": GROUPED,
-    "prefill": FORWARD,
-    "expanded": FORWARD,
-    "flash_fwd": FORWARD,
-    "flash_bwd": FORWARD,
-    "decode": DECODE,
-    "latent": LATENT,
-    "scan": SCAN,
-    "scan_flashinfer": PERSISTENT,
-    "step": STEP,
-    "convolution": CONVOLUTION,
-    "convolution_blocks": CONVOLUTION_BLOCKS,
-    "convolution_step": CONVOLUTION_STEP,
-}
-CAUSES = {
-    "gemm": "gemm",
-    "grouped_gemm": "gemm",
-    "convolution": "elementwise",
-    "convolution_blocks": "elementwise",
-    "convolution_step": "elementwise",
-}
-#: Precisions whose kernels stand in for one another, nearest first.
-KIN = {
-    "bf16": ("bf16", "fp16"),
-    "fp16": ("fp16", "bf16"),
-    "fp32": ("fp32",),
-    "fp8": ("fp8", "fp8_block"),
-    "fp8_row": ("fp8", "fp8_block"),
-    "fp8_block": ("fp8_block", "fp8"),
-    "mxfp8": ("fp8_block", "fp8"),
-    "nvfp4": ("nvfp4", "fp8_block", "fp8"),
-    "int8": ("int8", "fp8", "fp8_block"),
-}
-#: The same of experts' weights that are stored in fewer bits than they are multiplied in.
-STORED_KIN = {"mxfp4_wo": ("mxfp4_wo", "int4_wo"), "nvfp4_wo": ("nvfp4_wo", "mxfp4_wo", "int4_wo")}
-#: The same in training, where fp8 has one scale for a whole tensor and nothing to do inside the product: the tables'
-#: fp8 kernel scales every token and reaches half of the peak in large products, where the one that scales blocks
-#: reaches 60% (the H100's medians from 1e12 to 1e13 FLOP are 983 and 1,192 TFLOP/s of 1,979).
-TRAINED = KIN | {"fp8": ("fp8_block", "fp8")}
 #: Spread (one standard deviation of the log) of a rule's step that is priced by another rule's: those of two rules and
 #: three kernels reach 0.68 to 0.90 of one device's bandwidth (tables of NVIDIA AIConfigurator, H100).
 STEP_SIGMA = 0.15
-#: Extra spread (one standard deviation of the log) per octave outside the measured range: an assumption, as no
-#: table reaches beyond itself.
-SIGMA_PER_OCTAVE = 0.10
 #: Share of FlashAttention-2's rate that the first FlashAttention reaches: 25 to 40% of the peak where the second
 #: reaches 50 to 73% (Dao 2307.08691, abstract; the middles of both ranges).
 FIRST_FLASH = 32.5 / 61.5
-
-
-class BoundCurve:
-    """A fit bound to a device: constants as a tuple, hardware as a tuple, texts made once."""
-
-    def __init__(self, fit: Fit, owner: Device, device: Device, dtype: str, spreads: Spreads):
-        shape = SHAPES[fit.op]
-        self.owner = owner.name
-        self.op, self.seconds, self.axes = fit.op, shape.seconds, shape.axes
-        self.constants = tuple(fit.constants[c.name] for c in shape.constants)
-        self.hardware = hardware(device, dtype, slower=clock_under_limit(owner, device, dtype))
-        self.residual = Residual(fit)
-        self.sigma = fit.sigma
-        self.shared_bound = 1.0 if fit.shared_bound else 0.0
-        self.source = f"fitted: {device.name} {fit.op} {fit.dtype} from {fit.source}, {fit.rows} rows"
-        self.near = OF_KIN if width(fit.dtype) != width(dtype) else nearness(owner, device)
-        if owner.name != device.name or self.near == OF_KIN:
-            apart = spreads.of(fit.op, self.near, dtype)
-            self.sigma = tuple(max(s, more) for s, more in zip(fit.sigma, apart))
-        if owner.name != device.name:
-            self.source = f"fitted: {owner.name} {fit.op} {fit.dtype} from {fit.source}, carried to {device.name}"
-        self.cause = CAUSES.get(fit.op, "attention")
-        # Products of 16 bits of one generation left out and predicted from an older one's curve: 21% off for the H100
-        # from the A100 where the roofline is 13% off, 13% against 10% for the B200. Attention carries better, and
-        # products of fewer bits do too: 29% off for the B200 from the H200, where the roofline, which knows nothing of
-        # quantising, is 55% off. Those of experts carry worse from the A100 (44% against 18%); what engines run on a
-        # newer generation is faster than the kernel of the tables even there (B200).
-        newer = generation(device) > generation(owner) and self.cause == "gemm"
-        self.outdated = newer
-        self.outdated_served = newer and (fit.op == "grouped_gemm" or width(dtype) >= 2)
-
-    def start_as(self, other: Fit | None) -> None:
-        """Start as soon as another curve's kernels do, where these start later for what runs before them."""
-        if other is not None:
-            self.constants = (min(self.constants[0], other.constants["start_us"]), *self.constants[1:])
-
-    def price(self, x: tuple[float, ...]) -> Estimate:
-        if self.op == "decode":
-            x = (*x[:7], self.shared_bound)
-        seconds = self.seconds(x, self.hardware, self.constants)
-        at = self.axes(x)
-        residual, outside = self.residual.at(at), self.residual.outside(at)
-        if outside > 0.0:
-            residual *= max(0.0, 1.0 - outside / FADE_OCTAVES)
-        seconds *= 2.718281828459045**residual
-        sigma = self.sigma[sigma_class(seconds)]
-        if outside > 0.05:
-            return Estimate(seconds, self.cause, self.source + EXTRAPOLATED, hypot(sigma, SIGMA_PER_OCTAVE * outside))
-        return Estimate(seconds, self.cause, self.source, sigma)
 
 
 class Fitted:
@@ -161,15 +63,15 @@ class Fitted:
         found = point(work, serving=self._serving, library=self._library)
         if found is None:
             return None
-        ops = found.ops or self._core(work, device)
-        curves = self._known(device, ops, found.dtype, found.like)
+        ops = found.ops or self.core(work, device)
+        curves = self.bound(device, ops, found.dtype, found.like)
         if not curves:
             return self._by_roofline(work, device, ops, found.like or found.dtype)
-        answer, curve = joined([one.price(found.x) for one in curves]), curves[0]
+        answer, curve = self._joined(work, device, curves, found.x), curves[0]
         for other in found.instead if self._fastest else ():
-            kernels = self._known(device, ops, other.dtype)
-            if kernels and kernels[0].owner == curve.owner:
-                answer = min(answer, kernels[0].price(other.x), key=lambda one: one.seconds)
+            kernels = self.bound(device, ops, other.dtype)
+            if kernels and (kernels[0].owner, kernels[0].dtype) == (curve.owner, other.dtype):
+                answer = min(answer, self._joined(work, device, kernels, other.x), key=lambda one: one.seconds)
         if getattr(work, "backward", False) and isinstance(work, Scan | Convolution):
             # forwards were measured alone: as many operations and bytes more as the backward has
             return answer._replace(sigma=max(answer.sigma, SCAN_SIGMA), source=answer.source + ", backward by its work")
@@ -180,38 +82,53 @@ class Fitted:
             return answer._replace(seconds=answer.seconds / FIRST_FLASH, source=answer.source + ", as FlashAttention 1")
         return answer
 
-    def _known(self, device: Device, ops: tuple[str, ...], dtype: str, like: str = "") -> tuple[BoundCurve, ...]:
-        """The curves that answer for a precision, bound once."""
+    def bound(self, device: Device, ops: tuple[str, ...], dtype: str, like: str = "") -> tuple[BoundCurve, ...]:
+        """The curves that answer, nearest first, bound once: a device's own, or its relatives' together. None where the
+        roofline is nearer: what training frameworks take beside products was fitted with the roofline under them on
+        devices whose kernels nobody has measured in training on that generation or a newer one."""
         key = (device.name, ops, dtype)
         if key not in self._curves:
             self._curves[key] = self._bound(device, ops, dtype, like)
         return self._curves[key]
 
     def _bound(self, device: Device, ops: tuple[str, ...], dtype: str, like: str) -> tuple[BoundCurve, ...]:
-        """The curves that answer: a device's own, or the nearest one's. None where the roofline is nearer.
-
-        Of what engines run on a device none of whose generation was measured, the nearest of each distance answer
-        together, as their libraries differ (products of experts' more than devices do: those stay with the nearest)."""
         known = KIN if self._serving else TRAINED
         kin = known.get(dtype, (dtype,)) if not like else STORED_KIN.get(dtype, (dtype,)) + known.get(like, (like,))
-        curve = nearest_curve(self, device, ops, dtype, kin=kin)
-        if curve is None:
+        curves = curves_for(self.profiles, self.spreads, device, ops, dtype, kin)
+        matrix = not self._serving and dtype != "fp32" and "gemm" in ops
+        if matrix and self._outdated(device):
             return ()
-        curves = (curve,)
-        if self._serving and curve.near in (NEAR, OTHER) and curve.op != "grouped_gemm" and not curve.outdated_served:
-            curves = from_each_distance(self, device, ops, dtype, kin)
         if self._fused:
             for one in curves:
                 one.start_as(self._sixteen(one))
-        # what training frameworks take beside products was fitted with the roofline under them
-        return tuple(one for one in curves if not (one.outdated_served if self._serving else one.outdated))
+        return curves
+
+    def _outdated(self, device: Device) -> bool:
+        """Whether every device that was measured is of an older generation or has another kind of matrix
+        instructions."""
+        known = [one for one in map(load_device, self.profiles) if one.vendor == device.vendor]
+        return not any(
+            asynchronous(one) == asynchronous(device) and generation(one) >= generation(device) for one in known
+        )
+
+    def _joined(self, work: Work, device: Device, curves: tuple[BoundCurve, ...], x: tuple[float, ...]) -> Estimate:
+        """The price of a device's own curve, or of its relatives' and, of products, of the roofline."""
+        if not curves[0].distance and curves[0].owner == device.name:
+            return curves[0].price(x)
+        prices = [(one.price(x), weight(one.distance)) for one in curves]
+        if isinstance(work, Gemm | GroupedGemm):
+            far = weight(ROOFLINE_APART[DTYPE_BYTES[work.dtype] < 2])
+            if far >= LEAST_WEIGHT * prices[0][1]:
+                found = roofline_estimate(work, device)
+                prices.append((found._replace(sigma=max(found.sigma, prices[0][0].sigma)), far))
+        return joined(prices)
 
     def _by_roofline(self, work: Work, device: Device, ops: tuple[str, ...], dtype: str) -> Estimate | None:
         """The roofline's answer for products, as sure as it was of those of devices that were measured."""
         if not isinstance(work, Gemm | GroupedGemm):
             return None
         found = roofline_estimate(work, device)
-        spread = self.spreads.of(ops[0], ROOFLINE, dtype)[sigma_class(found.seconds)]
+        spread = self.spreads.by_roofline(ops[0], dtype)[sigma_class(found.seconds)]
         return found._replace(sigma=max(found.sigma, spread))
 
     def _sixteen(self, curve: BoundCurve) -> Fit | None:
@@ -219,7 +136,7 @@ class Fitted:
         own = self.profiles[curve.owner].curves if curve.op == "gemm" else ()
         return next((c for c in own if c.op == "gemm" and c.dtype == "bf16"), None)
 
-    def _core(self, work: AttentionCore, device: Device) -> tuple[str, ...]:
+    def core(self, work: AttentionCore, device: Device) -> tuple[str, ...]:
         """Which tables stand for an attention core that is not decoding: of the same use first, and in training
         those of kernels written for the device's generation."""
         old = self._flash > 0 or not asynchronous(device)
@@ -228,59 +145,6 @@ class Fitted:
         if self._serving:
             return ("prefill",)
         return ("flash_fwd",) if old else ("prefill",)
-
-
-def nearest_curve(
-    link: Fitted,
-    device: Device,
-    ops: tuple[str, ...],
-    dtype: str,
-    allowed: Iterable[str] | None = None,
-    kin: tuple[str, ...] = (),
-) -> BoundCurve | None:
-    """The curve of a device's own or of its nearest relative among `allowed` (all that have profiles), of the
-    precisions `kin` that stand in for one another."""
-    kin = kin or KIN.get(dtype, (dtype,))
-    names = link.profiles if allowed is None else allowed
-    fits = [(name, f) for name in names for f in link.profiles[name].curves if f.op in ops and f.dtype in kin]
-    own = [(name, f) for name, f in fits if name == device.name]
-    # Other devices' records are read only when there is nothing of the device's own.
-    candidates = [
-        ((distance(owner, device, kin.index(fit.dtype)), name, ops.index(fit.op)), fit, owner)
-        for name, fit in own or fits
-        for owner in (load_device(name),)
-        if owner.vendor == device.vendor
-    ]
-    if not candidates:
-        return None
-    _, fit, owner = min(candidates, key=lambda c: c[0])
-    if fit.op == "flash_bwd":
-        fit = _slowed(link, fit, owner, device)
-    return BoundCurve(fit, owner, device, dtype, link.spreads)
-
-
-def from_each_distance(
-    link: Fitted, device: Device, ops: tuple[str, ...], dtype: str, kin: tuple[str, ...]
-) -> tuple[BoundCurve, ...]:
-    """The nearest curve of each distance from a device that nobody measured, the nearest of all first."""
-    by_near: dict[str, list[str]] = {SAME: [], NEAR: [], OTHER: []}
-    for name in link.profiles:
-        by_near[nearness(load_device(name), device)].append(name)
-    found = (nearest_curve(link, device, ops, dtype, names, kin) for names in by_near.values())
-    return tuple(curve for curve in found if curve is not None)
-
-
-def _slowed(link: Fitted, fit: Fit, owner: Device, device: Device) -> Fit:
-    """A backward curve carried to a generation where only the forward of the same kernels was measured: it reaches
-    that much less of the peak there as the forward does."""
-    if owner.architecture == device.architecture:
-        return fit
-    forward = {name: c for name, p in link.profiles.items() for c in p.curves if c.op == "flash_fwd"}
-    here = [name for name in sorted(forward) if load_device(name).architecture == device.architecture]
-    if owner.name not in forward or not here:
-        return fit
-    ratio = forward[here[0]].constants["of_peak"] / forward[owner.name].constants["of_peak"]
-    return msgspec.structs.replace(fit, constants={**fit.constants, "of_peak": fit.constants["of_peak"] * ratio})
 
 
 def read_profile(text: bytes, place: str) -> CurveProfile:

@@ -199,6 +199,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         clock_mhz: the clock the matrix peak is stated at (sustained, so at times below the boost clock).
         l2_bytes: the cache all cores share: L2, or the cache behind it where the L2 is split.
         tdp_w: the most power one device draws; None where the vendor does not say.
+        process_nm: the generation of the process its dies are made in, by its name in nanometres; 0: not said.
         price_usd_hour: a typical on-demand price of one device for one hour; the source gives offer and year.
         mtbf_hours: hours of one device per unexpected interruption of the job it runs, from any cause.
         scale_up: the fabric inside the node ("nvlink4", "pcie5", "xgmi", "ici").
@@ -234,6 +235,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     exponentials_per_clock: float = 16.0
     clock_mhz: float | None = None
     tdp_w: float | None = None
+    process_nm: int = 0
     l2_bytes: int | None = None
     idle_w: float | None = None
     price_usd_hour: float | None = None

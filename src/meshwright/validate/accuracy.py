@@ -10,9 +10,10 @@ import numpy as np
 
 from meshwright.atomic import write_bytes
 from meshwright.cost import frameworks
-from meshwright.cost.carried import NEARNESS, Spreads, width
+from meshwright.cost.bound import SHAPES
+from meshwright.cost.carried import ROOFLINE, Spreads, width
 from meshwright.cost.fabric import shipped
-from meshwright.cost.fitted import SHAPES, profiles
+from meshwright.cost.fitted import profiles
 from meshwright.validate import text
 from meshwright.validate.aims import NAMES, reached
 from meshwright.validate.faults import FAULTS
@@ -78,6 +79,9 @@ DECLARED = """Chosen once, looking at the rows, and not again in each fold:
   before FlashAttention, and that FlashAttention is in every stack of 2022.9 and later;
 - the spread of the default's steps, which was set by the coverage above, so that coverage and high over low of unknown
   software are in part fitted; the cap of 10 ms on a step's own host time; which profiles do not vote for the middle;
+- how far apart devices, precisions and the roofline are for curves that are carried, the power by which these weigh,
+  how alike distances are for their spread, and the power below which vector units clock lower (P4, T4, L4), by leaving
+  out the same devices that `left_out` tables leave out;
 - the share of the network that gathers after an update reach (0.18 under nanotron), fitted on pairs of its plans;
 - of what a row does not say: that fits are judged by the reading that keeps least (full recompute; of unknown software
   state in 16 bits, and `selective` by operators), and that fp16 without a date is of unfused attention under any name;
@@ -314,6 +318,10 @@ def _frameworks() -> str:
     )
 
 
+#: Distances of the nearest curve whose spread the page shows.
+DISTANCES = (0.1, 1.0, 2.0, 3.0, 5.0)
+
+
 def _kernels() -> str:
     known, spreads = profiles(serving=True)
     lines = ["## Constants of kernels", "", "Median and 90th percentile of the error of each fitted curve, on whole"]
@@ -326,16 +334,14 @@ def _kernels() -> str:
     lines += _rows(("device", "curve", "rows", "held out", "in sample", "source"), shown, words=True)
     lines += [
         "",
-        "A device left out, its rows predicted from another of its generation (`same`), from one of another with",
+        "What was left out (a device, all of its variants, one of its precisions) was predicted by the curves of",
+        "others: the spread (one standard deviation of the log, of kernels from 0.1 to 1 ms) that a price gets whose",
+        "nearest curve is so far away, in octaves of what a multiprocessor computes in a clock (another precision: 2);",
+        "that of the roofline; and devices behind both.",
+        "",
     ]
-    lines += [
-        "the same kind of matrix instructions (`near`), with another kind (`other`), from products of another width"
-    ]
-    lines += [
-        "of numbers (`kin`) or by the roofline: the spread (one standard deviation of the log, of kernels from 0.1 to"
-    ]
-    lines += ["1 ms) that a device nobody measured gets, and devices behind it.", ""]
-    lines += _rows(("curve", *(f"{near}, devices" for near in NEARNESS)), _spreads(spreads))
+    heads = (*(f"{distance:g} apart" for distance in DISTANCES), "roofline", "devices")
+    lines += _rows(("curve", *heads), _spreads(spreads))
     for op in sorted({c.op for _, c in curves}):
         lines += ["", f"What a `{op}` curve's constants are, and their range over devices:", ""]
         fitted = [c.constants for _, c in curves if c.op == op]
@@ -349,13 +355,11 @@ def _kernels() -> str:
 
 def _spreads(spreads: Spreads) -> Iterator[tuple[str, ...]]:
     """A line for each kind of curve and precision that some device was left out of."""
-    for op, dtype in sorted({(one.op, one.dtype) for one in spreads.left}):
-        cells = []
-        for near in NEARNESS:
-            alike = [one for one in spreads.left if one.op == op and one.near == near]
-            mine = {one.device for one in alike if width(one.dtype) == width(dtype)}
-            cells.append(f"{spreads.of(op, near, dtype)[2]:.2f}, {len(mine)}" if mine else "")
-        yield f"{op} {dtype}", *cells
+    for op, dtype in sorted({(one.op, one.dtype) for one in spreads.rows}):
+        alike = [one for one in spreads.rows if one.op == op and width(one.dtype) == width(dtype)]
+        cells = [f"{spreads.of(op, distance, dtype)[2]:.2f}" for distance in DISTANCES]
+        roof = f"{spreads.by_roofline(op, dtype)[2]:.2f}" if any(one.left == ROOFLINE for one in alike) else ""
+        yield f"{op} {dtype}", *cells, roof, f"{len({one.device for one in alike})}"
 
 
 def _pair(errors: dict[str, float], which: str) -> str:
