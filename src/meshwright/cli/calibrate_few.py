@@ -65,10 +65,10 @@ def run_few(given: CalibrateOptions, wrong: list[Diagnostic]) -> int:
 
 
 def _line(device: str, one: Learned) -> str:
-    text = f"{device} {one.fit.dtype}: {one.measured} products measured, the rest by the ratio to {one.of}"
+    text = f"{device} {one.fit.dtype}: {one.measured} products measured, the rest by the ratio to {one.of} and others"
     text += f"; spread {one.fit.sigma[0]:.0%}"
     if not one.rows:
         return text
     (a, b), (c, d) = one.before, one.after
     text += f"\n  {one.rows} others of the table: {c:.1%} off in the median, {d:.1%} at the 90th percentile"
-    return f"{text} ({a:.1%} and {b:.1%} by {one.of}'s curve alone)"
+    return f"{text} ({a:.1%} and {b:.1%} by the curves of other devices alone)"
