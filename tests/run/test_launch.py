@@ -1,5 +1,6 @@
 """Processes of a job: started, ended together, and one message that names the rank, the host and the cause."""
 
+import contextlib
 import os
 import platform
 import resource
@@ -400,9 +401,12 @@ def of_its_threads(world):
     last = threading.Thread(target=lambda: later.append(os.sched_getscheduler(threading.get_native_id())))
     last.start()
     last.join()
-    tasks = [int(t.name) for t in Path("/proc/self/task").iterdir()]
-    cores = [sorted(os.sched_getaffinity(t)) for t in tasks]
-    policies = [os.sched_getscheduler(t) for t in tasks] + later
+    cores, policies = [], list(later)
+    for task in (int(t.name) for t in Path("/proc/self/task").iterdir()):
+        with contextlib.suppress(ProcessLookupError):  # one that has just ended
+            held = sorted(os.sched_getaffinity(task))
+            policies.append(os.sched_getscheduler(task))
+            cores.append(held)
     found = [[cores, policies]] * world.size
     if world.size > 1:
         dist.all_gather_object(found, found[0])

@@ -12,9 +12,9 @@ import msgspec
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
 from meshwright.plan.facet import EXCHANGE, KEYED, STRUCTURE, Facet, Field, Form, number, unrun, wrong
 from meshwright.spec import naming
+from meshwright.spec.serve_values import duration_s
 from meshwright.sync.codecs import codec
 from meshwright.sync.record import NO_CODEC, USUAL
-from meshwright.world.trace import duration_s
 
 if TYPE_CHECKING:
     from meshwright.plan.record import Plan
