@@ -78,8 +78,8 @@ def test_a_capacity_bounds_the_busiest_rank_and_says_what_it_drops():
 
 
 def test_a_step_takes_longer_the_steeper_the_skew_and_less_where_experts_are_placed():
-    times = [answer("ep8 mb1 full", f"{EVEN},routing=zipf:s={s}").step_time_s for s in (0, 0.5, 1)]
-    assert times == sorted(times)
+    times = [answer("ep8 mb1 full", f"{EVEN},routing=zipf:s={s}").step_time_s for s in (0, 1, 1.5)]
+    assert times[0] < times[1] < times[2]  # a skew of a half hides in the host's time
     assert times[0] == pytest.approx(answer("ep8 mb1 full").step_time_s, rel=1e-9)  # no skew is an even router
     placed = answer("ep8 mb1 full placement=balanced", f"{EVEN},routing=zipf:s=1")
     assert placed.step_time_s < times[2]
