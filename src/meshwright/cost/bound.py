@@ -79,6 +79,9 @@ POWER, SOFT = 4.0, 0.25
 #: Curves that weigh less than this share of the nearest are not asked, nor more than so many.
 LEAST_WEIGHT, MOST_CURVES = 0.02, 8
 
+#: (distance, place of its operation, name, curve, owner) of a curve of another device or precision.
+_Relative = tuple[float, int, str, Fit, Device]
+
 
 def weight(distance: float) -> float:
     """Return how much a curve at a distance weighs among others."""
@@ -161,7 +164,7 @@ def curves_for(
             told = {"op": ops[0], "distance": apart(device, device, fit.dtype, kin[0])}
             return (BoundCurve(fit, device, device, dtype, spread=spreads.of(ops[0], told["distance"], dtype), **told),)
     for some in (ops, *((one,) for one in FAMILY.get(ops[0], ()))) if ops else ():
-        found = sorted(_of_relatives(profiles, device, some, kin[0]), key=lambda one: one[:3])
+        found = _of_a_kind(sorted(_of_relatives(profiles, device, some, kin[0]), key=lambda one: one[:3]), kin[0])
         if found:
             nearest = found[0][0]
             least = LEAST_WEIGHT * weight(nearest)
@@ -176,14 +179,20 @@ def curves_for(
 
 def _of_relatives(
     profiles: dict[str, CurveProfile], device: Device, ops: tuple[str, ...], dtype: str
-) -> Iterator[tuple[float, int, str, Fit, Device]]:
-    """Yield (distance, place of its operation, name, curve, owner) of every curve of a vendor."""
+) -> Iterator[_Relative]:
+    """Yield every curve of a vendor."""
     for name, profile in profiles.items():
         fits = [f for f in profile.curves if f.op in ops]
         owner = load_device(name) if fits else device
         if owner.vendor == device.vendor:
             for fit in fits:
                 yield apart(owner, device, fit.dtype, dtype), ops.index(fit.op), name, fit, owner
+
+
+def _of_a_kind(found: list[_Relative], dtype: str) -> list[_Relative]:
+    """Return the curves of kernels that decode weights as they load them, for weights that are stored so, else those of
+    kernels that do not; all where there are none of that kind."""
+    return [one for one in found if one[3].dtype.endswith("_wo") == dtype.endswith("_wo")] or found
 
 
 def joined(prices: Iterable[tuple[Estimate, float]]) -> Estimate:

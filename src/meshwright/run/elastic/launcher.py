@@ -65,8 +65,8 @@ class Regrouped(msgspec.Struct, frozen=True, kw_only=True):
 
 class ElasticRun(msgspec.Struct, frozen=True, kw_only=True):
     """An elastic run: the ``summary`` of its last formation, the loss and norm of every step as it counted, how it
-    recovered, and the decider's log. Of replicas that differ within a round the losses are the first one's, and another's
-    where it was killed before it told."""
+    recovered, and the decider's log. Of replicas that differ within a round the losses are the first one's, and those
+    of another where it was killed before it told."""
 
     summary: dict[str, Any]
     seconds: float
