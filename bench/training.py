@@ -169,7 +169,7 @@ def _prepare(folder: Path) -> None:
 
 
 def machine() -> str:
-    """What is measured on, and how busy it was before."""
+    """The machine that is measured, and how busy it was before."""
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
     quiet = "quiet" if load < cores / 4 else "BUSY: other work takes part in these times"
     return f"{cores} cores, load {load:.1f}: {quiet}"

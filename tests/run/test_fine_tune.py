@@ -250,7 +250,7 @@ def test_adapters_of_other_families_are_those_of_peft_at_their_places(family, wo
 
 @pytest.fixture
 def wide(monkeypatch):
-    """What `transformers` asks 32 bits of by name (norms, softmax, rotations, routers) is in 64 while this is open."""
+    """Norms, softmax, rotations and routers, of which `transformers` asks 32 bits, are in 64 while this is open."""
 
     @contextmanager
     def opened():

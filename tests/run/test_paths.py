@@ -180,7 +180,7 @@ def test_a_path_of_ranks_that_shard_its_state_is_that_of_one_rank():
 
 
 def resumed(rank, root):
-    """What a run goes on with after a step within a round, and one that loads it, routes included."""
+    """State that a run goes on with after a step within a round, and a trainer that loads it, routes included."""
     text = DIPACO
     trainer = routed(text)
     trainer.step(routes.routed_of(trainer, corpus(), 0))

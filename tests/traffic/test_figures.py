@@ -1,4 +1,4 @@
-"""What servers say of themselves while they are measured."""
+"""Figures that servers say of themselves while they are measured."""
 
 from meshwright.traffic import record
 from meshwright.traffic.figures import ServerFigures, read
