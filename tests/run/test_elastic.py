@@ -94,9 +94,11 @@ def rounds(corpus, *trace, spares=None, ranks=2, sync="diloco:h=3", **said):
 def test_replicas_that_average_now_and_then_go_on_from_the_last_average_when_one_is_killed(corpus):
     found = rounds(corpus, WorldEvent(0.05, node=0), WorldEvent(0.4, node=1))
     assert found.failures >= 1 and all(one.step % 3 == 0 and one.source == "memory" for one in found.recoveries)
+    of_second = rounds(corpus, WorldEvent(0.05, node=1), WorldEvent(0.4, node=1))
+    plain = rounds(corpus).losses
+    assert of_second.failures >= 1 and of_second.losses == plain
     # without moments nothing of a replica is lost but its round; of a step that the first replica had ended and had not
     # told when it was killed, which is a round's last, the loss of another is kept
-    plain = rounds(corpus).losses
     others = [i + 1 for i, pair in enumerate(zip(found.losses, plain, strict=True)) if len({*pair}) > 1]
     assert len(others) <= found.failures and all(step % 3 == 0 for step in others)
     assert found.losses[-1] == plain[-1]
