@@ -5,7 +5,8 @@ Run: python -m bench.training [--pairs 12] [--rounds 3] [--quick] [--json] [PART
 
 Parts are ``beside`` (transformers' Llama under DistributedDataParallel and fully_shard, alternating with ours in one
 run), ``start`` (a whole command up to its first step) and ``predicted`` (this machine calibrated into a folder of its
-own, or that of $MESHWRIGHT_HOME where it holds a calibration; then every plan trained by the command line, in rounds).
+own, or that of $MESHWRIGHT_HOME where it holds a calibration; then every plan trained by the command line, in rounds;
+a mixture's first run counts how often its experts are chosen, which its predictions know).
 They want a quiet machine of two cores or more; the table says whether it was. About 12 minutes; with --quick, which
 calibrates in one, 6.
 """
@@ -130,7 +131,11 @@ def predicted(folder: Path, rounds: int, quick: bool) -> Iterator[Result]:
         for row in rows:
             print(f"round {number + 1} of {rounds}: {row.plan}", file=sys.stderr)
             model, plan = PLANS[row.plan]
-            command = [*_run(folder, model, plan), "--on", "2xhere", "--steps", str(STEPS), "--json"]
+            routing = folder / f"{row.plan}-routing.json" if model == "experts" else None
+            if routing and not routing.is_file():  # how often experts are chosen is of the text, not of the machine
+                count = [*_run(folder, model, plan), "--on", "2xhere", "--steps", str(STEPS), "--routing", str(routing)]
+                subprocess.run(count, check=True, capture_output=True)
+            command = [*_run(folder, model, plan, routing), "--on", "2xhere", "--steps", str(STEPS), "--json"]
             done = subprocess.run(command, check=True, capture_output=True, text=True)
             _add(row, json.loads(done.stdout)["comparison"])
     for row in rows:
@@ -155,9 +160,11 @@ def _add(row: Compared, comparison: dict[str, Any]) -> None:
         seen.append(kind["measured_s"] + kind["unmatched_measured_s"])
 
 
-def _run(folder: Path, model: str, plan: str) -> list[str]:
-    """The command that trains a model under a plan, on a text of one document."""
-    asked = ["--train", TRAIN, "--plan", plan, "--data", str(folder / "text.txt")]
+def _run(folder: Path, model: str, plan: str, routing: Path | None = None) -> list[str]:
+    """The command that trains a model under a plan, on a text of one document; its prediction knows how often experts
+    are chosen where `routing` is a file that says so."""
+    train = f"{TRAIN},routing={routing}" if routing else TRAIN
+    asked = ["--train", train, "--plan", plan, "--data", str(folder / "text.txt")]
     return [sys.executable, "-m", "meshwright", "run", str(folder / f"{model}.json"), *asked]
 
 

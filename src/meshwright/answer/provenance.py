@@ -50,6 +50,12 @@ def identity(model: Model, cluster: Cluster, train: Train, plan: Plan, costs: Co
     )
 
 
+def _peak(device: Device) -> str:
+    """The dense peak of 16 bits, or of 32 where a device has no unit for fewer."""
+    dtype = next((name for name in ("bf16", "fp16", "fp32") if name in device.peak_flops), "bf16")
+    return f"{peak_flops(device, dtype) / 1e12:.4g} TFLOP/s {dtype} dense"
+
+
 def assumptions(
     lowered: Lowered, costs: Costs, model: Model, cluster: Cluster, train: Train, plan: Plan
 ) -> tuple[Assumption, ...]:
@@ -81,7 +87,7 @@ def assumptions(
         out.append(
             Assumption(
                 f"{device.name}: peak",
-                f"{device.peak_flops.get('bf16', 0) / 1e12:.4g} TFLOP/s bf16 dense",
+                _peak(device),
                 source_of(device, "peak_flops"),
             )
         )

@@ -64,6 +64,11 @@ def render(prediction: Prediction, summary: Mapping[str, Any], comparison: Compa
             page.print(Text(elsewhere, "bold yellow"))
         basis = _basis(prediction, summary, comparison)
         page.quiet(f"{basis}; error is predicted over measured, less one")
+        if prediction.model.mixtures and prediction.train.routing is None and prediction.plan.experts.ep > 1:
+            page.quiet(
+                "experts were predicted as chosen equally often: --routing FILE.json writes how often each was, "
+                "and --train routing=FILE.json predicts with it"
+            )
 
 
 def _pairs(c: Comparison) -> tuple[Pair, ...]:
