@@ -16,7 +16,8 @@ from meshwright.run.world import World
 from meshwright.spec.cluster import load
 from meshwright.spec.dimensions import transformer
 from meshwright.spec.workload import Train
-from meshwright.sync.clients import Begun
+from meshwright.sync.clients import Answered, Begun, ClientDecision, ClientEvent
+from meshwright.sync.policy import read
 from meshwright.world.crowd import Crowd, factors
 from meshwright.world.decider import LogEntry, replayed
 from tests.run import local
@@ -48,9 +49,10 @@ def held(rank, asked, kind):
     found = []
     size = asked.plan.layout.dp
     place = World(rank, size, rank, size, socket.gethostname(), torch.device("cpu"))
-    keep = lambda job, trainer: found.append(local.state(trainer)) or ""  # noqa: E731
+    keep = lambda job, trainer, *_: found.append(local.state(trainer)) or ""  # noqa: E731
     if kind == "clients":
-        clients._save = keep
+        finished = clients._finished
+        clients._finished = lambda *said: (finished(*said), keep(*said))[0]
         clients.train(place, asked, Crowd())
     else:
         loop.RankRun._save = lambda self, **_: keep(self.job, self.trainer)
@@ -101,7 +103,7 @@ def test_unlike_clients_learn_and_send_the_bytes_that_are_predicted(corpus, word
     from meshwright.answer.predict import predict
 
     predicted = predict(MODEL, load("3x1xh100,10gbe"), TRAIN, asked.plan, detail=False).clients
-    each = predicted.up_bytes / sum(isinstance(e.event, clients.Answered) for e in predicted.log)
+    each = predicted.up_bytes / sum(isinstance(e.event, Answered) for e in predicted.log)
     sent, rest = divmod(did["up_bytes"], each)  # some of what is sent is of no use any more
     assert rest == 0 and (sent == answers if "fedbuff" in words else sent >= answers)
     assert each == pytest.approx(codec_bytes * MODEL.num_params, rel=0.05)
@@ -111,7 +113,7 @@ def test_the_log_of_a_real_run_replays(corpus):
     """The decider of the simulation, told the events of real processes again, decides the same."""
     found = run(job(corpus, "dp3 mb2 sync=fedcompass:h=8,least=2", 12), Crowd(drop=0.2, seed=1))
     log = [LogEntry(*msgspec.structs.astuple(one)) for one in msgspec.convert(found["clients"]["log"], list[Entry])]
-    one = clients.read("fedcompass:h=8,least=2")
+    one = read("fedcompass:h=8,least=2")
     assert isinstance(log[0].event, Begun) and found["clients"]["left"] > 0
     assert replayed(one.rule.decider(one.values, 3), log) == log
 
@@ -119,8 +121,8 @@ def test_the_log_of_a_real_run_replays(corpus):
 class Entry(LogEntry):
     """An entry of a log of clients, to be read."""
 
-    event: clients.ClientEvent
-    decisions: tuple[clients.ClientDecision, ...]
+    event: ClientEvent
+    decisions: tuple[ClientDecision, ...]
 
 
 def test_the_proximal_term_keeps_clients_near_the_model(corpus):

@@ -122,7 +122,7 @@ def _grown(step_s: list[float], batches: list[int], predicted: Callable[[int], f
 
 
 #: Options that runs of clients do without.
-KEPT = ("resume", "save_every", "job_trace", "tensorboard", "wandb", "callback")
+KEPT = ("job_trace", "tensorboard", "wandb", "callback")
 
 
 def _of_clients(given: RunOptions, job: Job, predicted: Callable[[Any], Prediction]) -> int:
@@ -133,9 +133,7 @@ def _of_clients(given: RunOptions, job: Job, predicted: Callable[[Any], Predicti
 
     kept = [f"--{word.replace('_', '-')}" for word in KEPT if getattr(given, word)]
     if kept:
-        raise MeshwrightError(
-            [bad(word, "clients are saved at the end and begin anew; versions are in metrics.jsonl") for word in kept]
-        )
+        raise MeshwrightError([bad(word, "versions of clients are in metrics.jsonl, in --out") for word in kept])
     world = (read(given.world).clients if given.world else None) or Crowd()
     num_ranks = job.plan.num_ranks
     summary = launch.start(clients.train, job, world, num_ranks=num_ranks, device=given.device or "auto", stops=True)

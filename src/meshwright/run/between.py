@@ -11,7 +11,7 @@ from collections import defaultdict
 from queue import SimpleQueue
 
 from meshwright.run.client import Flat
-from meshwright.run.mail import CHANGED, EXPECT, LEFT, NEAR, STOP, SUMMED, Gone, Letter, Post
+from meshwright.run.mail import CHANGED, EXPECT, LEFT, NEAR, SAVED, STOP, SUMMED, Gone, Letter, Post
 
 
 class Aggregator:
@@ -34,6 +34,9 @@ class Aggregator:
                     raise letter.cause
                 if letter.kind == EXPECT:
                     self.expected[letter.task] = letter.steps
+                elif letter.kind == SAVED:
+                    self.up.send(letter)
+                    continue
                 elif letter.kind == CHANGED:
                     self.answers[letter.task].append(letter)
                 elif letter.kind == LEFT:

@@ -10,11 +10,27 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from meshwright.run.client_saving import ClientSaver
 from meshwright.run.codecs import on_tensors
 from meshwright.run.coded_parts import CodedParts
 from meshwright.run.corrected import CorrectedSteps
 from meshwright.run.data import Batch, Corpus
-from meshwright.run.mail import ANCHOR, ASK, CHANGED, DIRECTION, LEFT, STOP, TRAIN, Gone, Letter, Post
+from meshwright.run.mail import (
+    ANCHOR,
+    ASK,
+    CHANGED,
+    DIRECTION,
+    GO_ON,
+    LEFT,
+    SAVE,
+    SAVED,
+    STOP,
+    TRAIN,
+    WRITTEN,
+    Gone,
+    Letter,
+    Post,
+)
 from meshwright.run.result import StepResult
 from meshwright.run.trainer import Trainer
 from meshwright.sync.codecs import codec
@@ -122,29 +138,70 @@ class ClientLoop:
         #: The parts of a batch that this client computes of a task, where several compute each.
         self.parts: CodedParts | None = None
         self.step_s: list[float] = []  # of its own device, without what its slowness adds
+        #: Writes what this client is into checkpoints, where the run keeps some.
+        self.saver: ClientSaver | None = None
+        #: The task that it is at, with the losses of its steps so far; its last answer, kept for checkpoints.
+        self.working: tuple[Letter, list[float]] | None = None
+        self.answer: Letter | None = None
         if mu:
             trainer.before_update.append(self._pull)
 
     def run(self) -> None:
         """Do all tasks."""
         letter = self._next()
-        acts = {TRAIN: self._task, ANCHOR: self._anchor, DIRECTION: self._directed}
+        acts = {TRAIN: self._task, ANCHOR: self._anchor, DIRECTION: self._directed, GO_ON: self._gone_on}
         while letter.kind != STOP:
             letter = acts[letter.kind](letter) if letter.kind in acts else self._next()
+        while self.saver is not None and self.saver.writing:
+            self._kept(self._get())
         self.up.send(Letter(STOP, self.client))
 
-    def _next(self) -> Letter:
+    def _get(self) -> Letter:
         found = self.inbox.get()
         if isinstance(found, Gone):
             raise found.cause
         return found
 
+    def _next(self) -> Letter:
+        """The next letter that is not about a checkpoint."""
+        while self._kept(letter := self._get()):
+            pass
+        return letter
+
+    def _kept(self, letter: Letter) -> bool:
+        """Whether a letter was about a checkpoint; then this client is in it, as it stands between two steps."""
+        if letter.kind == SAVE:
+            self.saver.begin(self, letter)
+        elif letter.kind == WRITTEN:
+            self.saver.writing = False
+            self.up.send(letter._replace(kind=SAVED))
+        return letter.kind in (SAVE, WRITTEN)
+
+    def _answered(self, letter: Letter) -> None:
+        """Send the answer of a task, which is kept as long as the server may not have it in its checkpoints."""
+        self.working = None
+        self.answer = letter if self.saver is not None else None
+        self.up.send(letter)
+
+    def _gone_on(self, said: Letter) -> Letter:
+        """Go on with the task that a checkpoint was made in, or send its answer once more."""
+        if self.working is None:
+            self.up.send(self.answer)
+            return self._next()
+        task, losses = self.working
+        return self._steps(task, losses)
+
     def _task(self, said: Letter) -> Letter:
-        """Take the steps of a task, unless another letter ends it before; the letter that comes next."""
-        flat, losses = self.flat, []
+        """Take the steps of a task on the server's model."""
         self.begun = self._model(said)
-        flat.take(self.begun)
+        self.flat.take(self.begun)
         self.trainer.publish()
+        return self._steps(said._replace(body=None), [])
+
+    def _steps(self, said: Letter, losses: list[float]) -> Letter:
+        """Take a task's steps behind those of these losses, unless another letter ends it before; the letter that comes
+        next."""
+        flat, self.working = self.flat, (said, losses)
         slowdown, leaves = self.world.slowdown(self.client, said.task), self.world.drops(self.client, said.task)
         asked = None
         while len(losses) < said.steps and asked is None:
@@ -157,7 +214,7 @@ class ClientLoop:
         if asked is not None and asked.kind != ASK:
             return asked
         if leaves:
-            self.up.send(Letter(LEFT, self.client, said.task))
+            self._answered(Letter(LEFT, self.client, said.task))
             return self._next()
         while said.note and asked is None:  # what changed is held until it is asked for
             letter = self._next()
@@ -167,7 +224,7 @@ class ClientLoop:
         self.trainer.settle()
         self.corrected.end()
         body = flat.encoded(flat.values() - self.begun, self.client, said.task)
-        self.up.send(Letter(CHANGED, self.client, said.task, len(losses), fmean(losses), body))
+        self._answered(Letter(CHANGED, self.client, said.task, len(losses), fmean(losses), body))
         return self._next()
 
     def _model(self, said: Letter) -> torch.Tensor:
@@ -182,13 +239,13 @@ class ClientLoop:
         return self._next()
 
     def _anchor(self, said: Letter) -> Letter:
-        """Send the mean gradient of so many passes at the server's model, unless another letter ends it before."""
-        flat, losses = self.flat, []
+        """Send the mean gradient of so many passes at the server's model. Other letters wait for it."""
+        flat, losses, self.working = self.flat, [], None
         flat.take(flat.of_bytes(said.body))
         self.trainer.publish()
         slowdown = self.world.slowdown(self.client, said.task)
         if self.world.drops(self.client, said.task):
-            self.up.send(Letter(LEFT, self.client, said.task))
+            self._answered(Letter(LEFT, self.client, said.task))
             return self._next()
         total = torch.zeros_like(flat.values())
         for number in range(said.steps):
@@ -198,7 +255,7 @@ class ClientLoop:
             losses.append(loss)
             self._took(begun, slowdown)
         body = flat.encoded(total / said.steps, self.client, said.task)
-        self.up.send(Letter(CHANGED, self.client, said.task, 1, fmean(losses), body))
+        self._answered(Letter(CHANGED, self.client, said.task, 1, fmean(losses), body))
         return self._next()
 
     def _took(self, begun: float, slowdown: float, passes: int = 1) -> None:
@@ -211,8 +268,8 @@ class ClientLoop:
     def _interrupted(self, said: Letter) -> Letter | None:
         """A letter that ends the task, if one is here."""
         while not self.inbox.empty():
-            letter = self._next()
-            if letter.kind != ASK or letter.task == said.task:
+            letter = self._get()
+            if not self._kept(letter) and (letter.kind != ASK or letter.task == said.task):
                 return letter
         return None
 

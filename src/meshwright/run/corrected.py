@@ -22,7 +22,7 @@ class CorrectedSteps:
     def __init__(self, trainer: Trainer, flat: Flat):
         self.trainer, self.flat = trainer, flat
         self.direction: torch.Tensor | None = None
-        self._before: torch.Tensor | None = None
+        self.before: torch.Tensor | None = None
         self._there: torch.Tensor | None = None
         trainer.before_update.append(self._correct)
 
@@ -33,11 +33,11 @@ class CorrectedSteps:
 
     def begin(self, direction: torch.Tensor) -> None:
         """Take the next steps from this direction on."""
-        self.direction, self._before = direction.clone(), None
+        self.direction, self.before = direction.clone(), None
 
     def end(self) -> None:
         """Take steps along their own gradients again."""
-        self.direction = self._before = None
+        self.direction = self.before = None
 
     def gradient(self, batch: Batch) -> tuple[float, torch.Tensor]:
         """Return the mean loss of a batch and its gradient, where the trainer stands."""
@@ -48,14 +48,14 @@ class CorrectedSteps:
     def step(self, batch: Batch) -> StepResult:
         """One step, whose batch is passed where the one before began as well."""
         flat, here = self.flat, self.flat.values()
-        if self._before is not None:
-            flat.take(self._before)
+        if self.before is not None:
+            flat.take(self.before)
             self.trainer.publish()
         _, self._there = self.gradient(batch)
-        if self._before is not None:
+        if self.before is not None:
             flat.take(here)
             self.trainer.publish()
-        self._before = here
+        self.before = here
         return self.trainer.step(batch)
 
     def _gathered(self) -> torch.Tensor:

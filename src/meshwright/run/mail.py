@@ -17,10 +17,11 @@ import torch.distributed as dist
 
 #: What a letter is: a task with the model, a question for what there is, the end; what changed, or that a client left;
 #: that so many answers are to be added up, that one of them is in the sum that follows, and that sum; the direction
-#: that the steps of the task behind it begin along, and a task without steps, of so many passes.
-TRAIN, ASK, STOP, CHANGED, LEFT, EXPECT, NEAR, SUMMED, DIRECTION, ANCHOR = range(10)
+#: that the steps of the task behind it begin along, and a task without steps, of so many passes; that a client keeps
+#: what it now is in a checkpoint, that it is on the disk (as its writer says, and as it does), and that it goes on.
+TRAIN, ASK, STOP, CHANGED, LEFT, EXPECT, NEAR, SUMMED, DIRECTION, ANCHOR, SAVE, WRITTEN, SAVED, GO_ON = range(14)
 #: Letters that bring bytes.
-WITH_BYTES = (TRAIN, CHANGED, SUMMED, DIRECTION, ANCHOR)
+WITH_BYTES = (TRAIN, CHANGED, SUMMED, DIRECTION, ANCHOR, SAVED)
 #: A client may wait long for its turn.
 PATIENCE = timedelta(days=7)
 

@@ -25,8 +25,10 @@ FACTOR = "code_factor"
 POINT = "reference_point"
 #: The path of each sequence, and what each path counts in judging one.
 ROUTE, JUDGED = "route_of", "route_judged"
+#: What clients and their server have on the way: models that tasks began with, and messages.
+CLIENT = "client_state"
 #: States of tensors that are no parameters.
-ALONE = (FACTOR, ROUTE, JUDGED)
+ALONE = (FACTOR, ROUTE, JUDGED, CLIENT)
 
 
 class Part(NamedTuple):

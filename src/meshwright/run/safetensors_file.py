@@ -18,6 +18,7 @@ import torch
 
 #: The format's names of the types that training states have.
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64}
+DTYPES |= {"U8": torch.uint8}
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 #: Bytes handed to the operating system at once.
 _WINDOW = 64 << 20
