@@ -48,6 +48,8 @@ TOLD = 0.5
 NUDGE, SHARP = 0.1, 0.005
 #: Fewer rows than this cannot tell the constants apart.
 MIN_ROWS = 8
+#: What searches made of steps and of a belief before them.
+Known = dict[tuple[object, ...], Belief]
 
 
 class TimedQuestion(msgspec.Struct, frozen=True):
@@ -165,7 +167,8 @@ def _fit(
     name: str, by_framework: dict[str, list[TimedQuestion]], costs_of: Callable[[Framework], Costs]
 ) -> FrameworkFit:
     found = by_framework[name]
-    before = _before(name, by_framework, costs_of)
+    known: Known = {}
+    before = _before(name, by_framework, costs_of, known)
     after = search(_sample(found, MAX_ROWS), costs_of, before, evidence=_evidence(found))
     constants = after.constants()
     folds = _folds(found)
@@ -173,7 +176,7 @@ def _fit(
     if len(folds) > 1:
         for fold in folds:
             held = [t for t in found if t.group in fold]
-            constants_there = without(name, by_framework, lambda t, fold=fold: t.group in fold, costs_of)
+            constants_there = without(name, by_framework, lambda t, fold=fold: t.group in fold, costs_of, known)
             if constants_there is not None:
                 errors.append(ratios(held, costs_of, constants_there) - 1)
     return FrameworkFit(
@@ -194,33 +197,46 @@ def without(
     by_framework: dict[str, list[TimedQuestion]],
     left: Callable[[TimedQuestion], bool],
     costs_of: Callable[[Framework], Costs] = standard,
+    known: Known | None = None,
 ) -> dict[str, float] | None:
     """Return the constants of a framework that the questions say which are not `left` out, its own and those of its
-    other versions; None where none of its own are."""
+    other versions; None where none of its own are. Searches that `known` has, of the same `costs_of`, are not made
+    again: most folds leave every step of another version in place."""
     rest = {owner: [t for t in some if not left(t)] for owner, some in by_framework.items()}
     own = rest[name]
     if not own:
         return None
-    before = _before(name, rest, costs_of)
-    return search(_sample(own, MAX_ROWS // 4), costs_of, before, evidence=_evidence(own), rounds=2).constants()
+    known = {} if known is None else known
+    return _short(own, costs_of, _before(name, rest, costs_of, known), known).constants()
 
 
-def _before(name: str, by_framework: dict[str, list[TimedQuestion]], costs_of: Callable[[Framework], Costs]) -> Belief:
+def _short(found: list[TimedQuestion], costs_of: Callable[[Framework], Costs], before: Belief, known: Known) -> Belief:
+    """The belief after a quick search over a sample of the steps."""
+    sample, evidence = _sample(found, MAX_ROWS // 4), _evidence(found)
+    # by their identity: questions live as long as the folds over them
+    key = (*map(id, sample), evidence, *before.mean.items(), *before.sigma.items())
+    if key not in known:
+        known[key] = search(sample, costs_of, before, evidence=evidence, rounds=2)
+    return known[key]
+
+
+def _before(
+    name: str, by_framework: dict[str, list[TimedQuestion]], costs_of: Callable[[Framework], Costs], known: Known
+) -> Belief:
     """The belief about a framework's constants before its own steps: by other stacks, and by the steps of its other
     versions."""
-    known = frameworks()
-    family = known[name].family or name
-    kin = {f.name for f in known.values() if family in (f.name, f.family, f.constants_of)}
+    profiles = frameworks()
+    family = profiles[name].family or name
+    kin = {f.name for f in profiles.values() if family in (f.name, f.family, f.constants_of)}
 
     def among(one: str) -> Belief:
-        return among_others(known[one], min(known[one].bits), kin)
+        return among_others(profiles[one], min(profiles[one].bits), kin)
 
     told = []
     for version in sorted(kin - {name}):
         if steps := by_framework.get(version):
             prior = among(version)
-            sample = _sample(steps, MAX_ROWS // 4)
-            told.append((prior, search(sample, costs_of, prior, evidence=_evidence(steps), rounds=2)))
+            told.append((prior, _short(steps, costs_of, prior, known)))
     return with_versions(among(name), told, between_versions())
 
 
