@@ -8,7 +8,7 @@ from meshwright.plan.facets.offload import DELAYED
 from meshwright.quantity import seconds
 from meshwright.spec.workload import Train
 from meshwright.sync.codecs import codec
-from meshwright.sync.groups import graph, spectral_gap
+from meshwright.sync.groups import graph, most_heard, spectral_gap
 from meshwright.sync.options import runs
 from meshwright.sync.policy import read
 from meshwright.sync.record import SyncPolicy
@@ -87,6 +87,15 @@ def _often(every: int) -> str:
 def _mixed(plan: Plan, policy: SyncPolicy, rounds: RoundTimes | None) -> str:
     """Say that replicas mix their parameters with those of some others, and how soon they agree."""
     replicas, known = num_replicas(plan, policy), ""
+    if policy.priced:
+        met = most_heard(policy.group, replicas)
+        also = ", moved by noise: they sample, and do not settle" if policy.mix.noise else ""
+        said = (
+            f"sync={plan.sync.policy} is approximate: replicas step apart on their own losses and prices of differing "
+            f"from the {met} that each meets, pulled to the middle between them{also}; losses are not those of one "
+            "process"
+        )
+        return said if rounds is None else f"{said}. {_told(rounds)}"
     if replicas <= MOST_MIXED:
         gap = spectral_gap(graph(policy.group, replicas))
         agreed = f"all agree after {turns_of(policy, replicas)} of them"

@@ -126,6 +126,8 @@ def updated_bytes(plan: Plan, train: Train) -> float:
     more = 4 * master + grads if policy.reference else 0.0  # two points read, two others written
     if policy.scaling is not None:  # scales are read
         more = master
+    if policy.priced:  # duals added to gradients, and parameters pulled to the middle between neighbours
+        more = 2 * grads + master + 3 * master
     if policy.pruning is not None:  # values aside, masked, and put back
         more = 5 * master
     if train.grow or train.align:  # squares of a rank's own gradients

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from meshwright.run.coded import CodedSum
+from meshwright.run.dual import DUAL, MIDDLE, PricedMean
 from meshwright.run.mesh import ProcessMesh, members
 from meshwright.run.mixing import HEARD, KNOWN, MixedMean
 from meshwright.run.optimizer import Optimizer
@@ -177,6 +178,16 @@ class Rounds:
             every = [data[rank] for rank in average.group.ranks]
             average.weight = data[self.mesh.rank] * len(every) / sum(every)
 
+    def price(self) -> None:
+        """Add the prices of differing from neighbours to the gradients of a step, where replicas keep some."""
+        for average in self.averages if self.policy.priced else ():
+            average.price()
+
+    def pull(self, rate: float) -> None:
+        """Pull what took a step of a learning rate to the middle between neighbours, where replicas keep prices."""
+        for average in self.averages if self.policy.priced else ():
+            average.pull(rate)
+
     def step(self, count: int, finite: bool) -> bool:
         """End the step that makes so many. Parts that are due are sent, those that were sent long enough ago applied,
         unless a step of a replica was not finite since the last exchange: that is learnt, and said, then alone."""
@@ -209,7 +220,7 @@ class Rounds:
     def _begun(self, part: int, step: int) -> int:
         return begun(self.policy, part, step)
 
-    def _of(self, part: int) -> list[Average | MixedMean]:
+    def _of(self, part: int) -> list[Average | MixedMean | PricedMean]:
         return [average for average in self.averages if average.part == part]
 
     def _vote(self, part: int) -> None:
@@ -255,12 +266,12 @@ class Rounds:
 
 def of_round(key: str) -> bool:
     """Whether a state is what a round keeps, or which sequences replicas train on."""
-    return key.partition("@")[0] in (BEGUN, ARRIVED, MOMENTUM, OWN, KNOWN, HEARD, ROUTE, JUDGED)
+    return key.partition("@")[0] in (BEGUN, ARRIVED, MOMENTUM, OWN, KNOWN, HEARD, DUAL, MIDDLE, ROUTE, JUDGED)
 
 
 def _averages(
     fragments: Iterable[Fragment], parts: Mapping[Any, Any], optimizer: Optimizer, mesh: ProcessMesh, seed: int
-) -> list[Average | MixedMean]:
+) -> list[Average | MixedMean | PricedMean]:
     """The averages of what the optimizer holds."""
     kinds = {parameter.info.name: key for key, some in parts.items() for parameter in some}
     held: dict[Any, list[int]] = {}
@@ -270,7 +281,9 @@ def _averages(
     for fragment in fragments:
         numbers = held.get((fragment.units, fragment.kind), [])
         mine = [optimizer.held[i] for i in numbers]
-        kind = Average if fragment.mix is None else MixedMean
+        kind = Average
+        if fragment.mix is not None:
+            kind = PricedMean if fragment.mix.priced else MixedMean
         if fragment.what == PARAMETERS and mine:
             out.append(kind(fragment, mine, [h.master for h in mine], mesh, seed))
         elif fragment.what == MOMENTS and mine:

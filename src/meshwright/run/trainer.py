@@ -280,6 +280,7 @@ class Trainer:
             self._wait_to_write()
             self.curvature.gather(self.step_count, partial(self._gradients, passes), self.publish)
         total = self._gradients(passes)
+        self.rounds.price()
         for wait in self.before_totals:
             wait()
         # every tensor-parallel rank has the whole loss of its tokens
@@ -303,6 +304,7 @@ class Trainer:
             if not self.rounds.policy.early:
                 with record.span("optimizer"):
                     self.optimizer.update(self.step_count, norm)
+                    self.rounds.pull(self.settings.lr_at(self.step_count))
             self.biases.move(self.mesh.device)
         self.heat.choose(self.mesh.device)
         for one in self.coded:

@@ -54,6 +54,16 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.turns) > 1
 
     @property
+    def mutual(self) -> bool:
+        """Whether every replica is heard in a turn by those that it hears."""
+        return all(
+            any(back.source == i for back in turn[one.source])
+            for turn in self.turns
+            for i, heard in enumerate(turn)
+            for one in heard
+        )
+
+    @property
     def messages(self) -> tuple[int, ...]:
         """The messages of all replicas together in each turn."""
         return tuple(sum(map(len, turn)) for turn in self.turns)

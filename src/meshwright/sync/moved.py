@@ -45,6 +45,9 @@ def coded_bytes(f: Fragment) -> tuple[float, float]:
 def _stepped_values(f: Fragment) -> tuple[int, int]:
     """Return how many values of device memory are read and written for each value of a fragment to take the change of
     a round, and to apply its mean: what it was at the last exchange is there, and the outer momentum."""
+    if f.mix is not None and f.mix.priced:
+        # message: parameter read, written. Own and others read, the dual both ways, the middle written
+        return 2, 1 + most_heard(f.mix.graph, f.replica.size) + 3
     if f.mix is not None:
         # message: parameter read, written. Mixed: own and others read, parameter read and written
         sent, mixed = 2, 1 + most_heard(f.mix.graph, f.replica.size) + 2
@@ -62,6 +65,8 @@ def kept_values(f: Fragment) -> int:
     at the last exchange, the outer momentum, and what is on its way or has arrived."""
     outer = f.outer or Outer()
     measured = f.outer is not None or f.lag > 0 or not codec(f.codec).exact
+    if f.mix is not None and f.mix.priced:  # the dual, and the middle between neighbours
+        return 2
     if f.mix is not None:  # what neighbours know and what they said, in a code; the message, and those that arrive
         return 2 * (not codec(f.codec).exact) + (f.lag > 0) * (2 + most_heard(f.mix.graph, f.replica.size))
     return measured + bool(outer.momentum) + (f.lag > 0) * (2 + outer.eager)

@@ -80,11 +80,30 @@ class SharedScales(msgspec.Struct, frozen=True, kw_only=True):
 class Mix(msgspec.Struct, frozen=True, kw_only=True):
     """The way in which replicas that meet by a ``graph`` (of ``sync/groups.py``) take what they hear: the ``share`` of
     the way to their weighted mean that they go in a code, and whether a matrix is ``respread`` as far as those that it
-    is the mean of."""
+    is the mean of. With a penalty ``rho`` they take no mean: duals price that they differ, and steps are pulled to the
+    middle between neighbours (ADMM), in whose place ``noise`` times what a sampler adds is."""
 
     graph: str
     share: float = 1.0
     respread: bool = False
+    rho: float = 0.0
+    noise: float = 0.0
+
+    @property
+    def sampled(self) -> float:
+        """The standard deviation of what is added to the middle, for each value."""
+        return self.noise * 2**0.5 / (2 * self.rho) if self.rho else 0.0
+
+    @property
+    def priced(self) -> bool:
+        """Whether replicas keep duals in place of taking a mean."""
+        return self.rho > 0
+
+    def pulled(self, rate: float, neighbours: int) -> float:
+        """Return the share of the way to the middle that a step of a learning rate is pulled: that of the proximal step
+        on the penalty, ``rho`` times the squared distance from the middle of each pair."""
+        force = 2 * self.rho * neighbours * rate
+        return force / (1 + force)
 
 
 class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +121,8 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
     at a point that moves once in so many steps in the mean, 0 where they travel themselves. ``scaling``: local steps
     are in scales that replicas share. ``own_data``: each replica has a run of the text that no other has,
     ``own_heads``: and a head. ``paths``: models of replicas are made of modules, and sequences are routed to them.
-    ``pruning``: clients train what a mask keeps. The ``rule`` that chose them has ``values`` for its ``options`` (and
+    ``pruning``: clients train what a mask keeps. ``mix``: how those that meet take what they hear, where it is no mean.
+    The ``rule`` that chose them has ``values`` for its ``options`` (and
     the codec's, the combine's and the graph's), by name.
     """
 
@@ -129,6 +149,7 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
     own_heads: bool = False
     paths: ModulePaths | None = None
     pruning: Pruning | None = None
+    mix: Mix | None = None
 
     def __getitem__(self, option: str) -> Any:
         return self.values[option]
@@ -202,6 +223,11 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
     def meets(self) -> bool:
         """Whether every replica exchanges with some others alone."""
         return self.group != ALL
+
+    @property
+    def priced(self) -> bool:
+        """Whether replicas that meet keep prices of differing, in place of taking a mean."""
+        return self.mix is not None and self.mix.priced
 
     @property
     def apart(self) -> bool:

@@ -42,6 +42,7 @@ MODULES = [
     "meshwright.sync.rules.anchors",
     "meshwright.sync.rules.pruned",
     "meshwright.sync.rules.gossip",
+    "meshwright.sync.rules.admm",
     "meshwright.sync.rules.dedloc",
 ]
 """The files that define rules, each as ``RULES``: a new rule is a file and its name here."""
