@@ -1,10 +1,10 @@
 """Native functions: the loops that are too slow in Python, as machine code made once on a machine and kept.
 
 A function under :func:`native` is written in Python over flat arrays that its caller allocates. It runs in one of
-two ways, equal to the last bit: *plain*, by Python itself, or *compiled*. Loading what was compiled takes some
-hundredths of a second and compiling seconds, so that a process starts plain and changes when it has run enough to
-expect more than that: small questions load nothing. Numba compiles, and is imported for that alone; the machine code
-lies where Python keeps its own compiled files, and llvmlite loads it.
+two ways, equal to the last bit: *plain*, by Python itself, or *compiled*, with the functions under :func:`part` that it
+calls. Loading what was compiled takes some hundredths of a second and compiling seconds, so that a process starts plain
+and changes when it has run enough to expect more than that: small questions load nothing. Numba compiles, and is
+imported for that alone; the machine code lies where Python keeps its own compiled files, and llvmlite loads it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Callable
 from importlib.util import cache_from_source
 from pathlib import Path
 from threading import Lock
+from types import FunctionType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -179,6 +180,12 @@ def native(*steps: str) -> Callable[[Callable[..., Any]], Native]:
     return lambda function: Native(function, steps)
 
 
+def part(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a function that native functions call, which is compiled with them; it may return several numbers."""
+    function.native_part = True
+    return function
+
+
 class _Process:
     """Plain steps so far and what took them, and what loads machine code once something did."""
 
@@ -224,10 +231,26 @@ def _machine() -> tuple[str, str]:
 
 
 def _written_as(function: Callable[..., Any]) -> tuple:
-    """Code, constants and annotations of a function."""
+    """Code, constants and annotations of a function, and the same of its parts."""
     code, known = function.__code__, function.__globals__
     named = tuple((name, known[name]) for name in code.co_names if isinstance(known.get(name), int | float))
-    return code.co_code.hex(), code.co_consts[1:], code.co_varnames, tuple(function.__annotations__.items()), named
+    parts = tuple((name, _written_as(one)) for name, one in _parts(function).items())
+    own = code.co_code.hex(), code.co_consts[1:], code.co_varnames, tuple(function.__annotations__.items()), named
+    return (*own, parts) if parts else own
+
+
+def _parts(function: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
+    """The parts that a function calls, by the names that it calls them by."""
+    known = function.__globals__
+    return {name: known[name] for name in function.__code__.co_names if hasattr(known.get(name), "native_part")}
+
+
+def _jitted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as numba compiles it: what it calls is compiled as well."""
+    from numba import njit
+
+    parts = {name: njit(error_model="numpy")(_jitted(one)) for name, one in _parts(function).items()}
+    return FunctionType(function.__code__, {**function.__globals__, **parts}, function.__name__) if parts else function
 
 
 def _compiled(asked: Native) -> bytes:
@@ -239,7 +262,7 @@ def _compiled(asked: Native) -> bytes:
     scalar = {"int": types.int64, "float": types.float64, "None": types.void}
     array = {kind: types.CPointer(getattr(types, np.dtype(dtype).name)) for kind, dtype in _ARRAYS.items()}
     signature = scalar[asked._returns](*((array | scalar)[kind] for kind in asked._kinds))
-    made = cfunc(signature, error_model="numpy", forceinline=True)(asked.function)
+    made = cfunc(signature, error_model="numpy", forceinline=True)(_jitted(asked.function))
     module = llvm.parse_assembly(made.inspect_llvm())
     for function in module.functions:
         if function.name == made.native_name:

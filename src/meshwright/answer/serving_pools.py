@@ -36,7 +36,7 @@ from meshwright.plan.serving_roles import PREFILL, role
 from meshwright.simulate.iterations import IterationCosts
 from meshwright.simulate.kv_links import KvPath
 from meshwright.simulate.serve import refuse_oversized
-from meshwright.simulate.serve_apart import ApartReplicas, ServedApart, served_apart
+from meshwright.simulate.serve_apart import ApartReplicas, ServedApart
 from meshwright.simulate.serve_split import served_split
 from meshwright.simulate.served import ServedRequests
 from meshwright.spec.cluster import Cluster
@@ -100,8 +100,7 @@ def predict_pools(
         refuse_oversized(one.made.replica, _asked(plan, one.pool, requests))
     apart, sigma = _apart(cluster, serve, plan, pools, requests, costs)
     router = serving.get("routing", serve.engine.routing)
-    serves = served_apart if detail else served_split
-    found, who = serves(apart, requests, router), identity(model, cluster, serve, plan)
+    found, who = served_split(apart, requests, router), identity(model, cluster, serve, plan)
     computed, whole = found, found.whole.seen(requests, apart.replicas[0].host)
     found = msgspec.structs.replace(found, whole=whole)
     metrics = serving_metrics(serve, [requests], [whole])
@@ -237,10 +236,11 @@ def _under_errors(
     router = serving.get("routing", serve.engine.routing)
     normal = np.array([NormalDist().inv_cdf((i + 0.5) / NUM_DRAWS) for i in range(NUM_DRAWS)])
     links = np.exp(np.random.default_rng(1).permutation(normal) * sigma).tolist()
-    each = {id(one): drawn(one, profile) for one in apart.replicas}
+    each = {number: drawn(one, profile) for number, one in {id(one): one for one in apart.replicas}.items()}
 
     def served(replicas: tuple, factor: float) -> ServedRequests:
-        paths = {way: path.slower(factor) for way, path in apart.paths.items()}
+        slower = {path: path.slower(factor) for path in apart.paths.values()}
+        paths = {way: slower[path] for way, path in apart.paths.items()}
         found = served_split(msgspec.structs.replace(apart, replicas=replicas, paths=paths), requests, router)
         return found.whole.seen(requests, replicas[0].host)
 

@@ -32,7 +32,8 @@ class KvCrossing:
     def bytes_of(self, tokens: int) -> tuple[float, float]:
         """Return the bytes of so many tokens of a request that the busiest rank of the source sends, and the busiest
         of the target receives."""
-        each = {kind: self._target.layer_bytes(kind, tokens) for held in self._kinds for s in held for kind in s}
+        kinds = {kind for held in self._kinds for stage in held for kind in stage}
+        each = {kind: self._target.layer_bytes(kind, tokens) for kind in kinds}
         sent, received = (max(sum(each[kind] for kind in stage) for stage in held) for held in self._kinds)
         return sent * self._copies, received
 

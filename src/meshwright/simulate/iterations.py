@@ -102,15 +102,16 @@ class IterationCosts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         )
 
     def scaled(self, factors: np.ndarray, attention: float) -> IterationCosts:
-        """Return the costs with every cause's seconds times its factor [causes], and attention's times `attention`."""
+        """Return the costs with every cause's seconds times its factor [causes], and attention's times `attention`;
+        they are not told by causes any more, which a table of many tokens is large for."""
         return msgspec.structs.replace(
             self,
             linear_s=np.ascontiguousarray(self.linear_parts @ factors),
-            linear_parts=self.linear_parts * factors,
-            linear_spread=self.linear_spread * factors,
+            linear_parts=self.linear_parts[:0],
+            linear_spread=self.linear_spread[:0],
             sampled_s=np.ascontiguousarray(self.sampled_parts @ factors),
-            sampled_parts=self.sampled_parts * factors,
-            sampled_spread=self.sampled_spread * factors,
+            sampled_parts=self.sampled_parts[:0],
+            sampled_spread=self.sampled_spread[:0],
             decode_s=self.decode_s * attention,
             prefill_s=self.prefill_s * attention,
         )

@@ -70,7 +70,7 @@ class KvLinks:
 
     def advance(self, to_s: float) -> list[KvFlow]:
         """Let time pass, to the next change at most; returns the transfers that are over."""
-        changed = False
+        changed, worked = False, 0.0
         for flow in self.flows:
             if not flow.flowing:
                 changed = changed or flow.ready_s <= to_s
@@ -78,9 +78,9 @@ class KvLinks:
                 drained = self._next_of(flow) <= to_s
                 moved = flow.left if drained else min(flow.left, (to_s - self.now) * flow.rate)
                 flow.left -= moved
-                self.busy += moved
+                worked += moved
                 changed = changed or drained
-        self.now = to_s
+        self.now, self.busy = to_s, self.busy + worked
         if changed:
             self._settle()
         over = [flow for flow in self.flows if flow.flowing and flow.left <= 0 and flow.floor_s <= to_s]

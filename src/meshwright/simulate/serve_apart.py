@@ -121,23 +121,20 @@ class Handover:
 
     def move(self, now: float) -> float:
         """Let caches arrive that are due, begin transfers that were asked for, and return when something is next."""
-        while True:
+        while self.links.next_s <= now or any(clock.pulls for clock in self.pool.clocks):
             over = self.links.advance(now)
             if over:
                 self._arrived(over, now)
-            if not self._begin(now) and not over:
-                return self.links.next_s
+            self._begin(now)
+        return self.links.next_s
 
-    def _begin(self, now: float) -> bool:
-        """Begin the transfers that engines asked for; whether there are any."""
-        began = False
+    def _begin(self, now: float) -> None:
+        """Begin the transfers that engines asked for."""
         for target, clock in enumerate(self.pool.clocks):
             for number in clock.pulls:
                 self.pulled_s[number] = now
                 self.links.add(self._flow(number, target, now))
-                began = True
             clock.pulls.clear()
-        return began
 
     def _flow(self, number: int, target: int, now: float) -> KvFlow:
         """The transfer of a request's cache that is asked for now. Layers of a prompt that is still computed can go as

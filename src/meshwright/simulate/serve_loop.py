@@ -67,9 +67,7 @@ def serve_loop(
 ) -> None:
     """Serve the requests [n], of which tokens may be ``computed`` and ``generated`` when they come, the last of these
     at ``last``. Write down when each was ``scheduled``, had its ``first`` token and its last (``end``), how often it
-    was ``evicted``, the histogram of gaps between tokens, and samples of the state over time.
-
-    It is one function because compiled ones call no others."""
+    was ``evicted``, the histogram of gaps between tokens, and samples of the state over time."""
     policy, max_batch, budget, block = limits[POLICY], limits[MAX_BATCH], limits[BUDGET], limits[BLOCK]
     free, watermark, concurrency, pipeline = limits[BLOCKS], limits[WATERMARK], limits[CONCURRENCY], limits[PIPELINE]
     graph_tokens, poll, hold = limits[GRAPH_TOKENS], limits[POLL], limits[HOLD]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from math import ceil, inf
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ from meshwright.serving.borrowing import Borrow, Resized
 from meshwright.serving.engine_request import NewRequest
 from meshwright.serving.pulling import Offered, Pull
 from meshwright.simulate.serve_together import DecodingTogether
-from meshwright.simulate.served import GAP_EDGES, MOST_SAMPLES, SPENT, Replica, ServedRequests
+from meshwright.simulate.served import GAP_EDGES, MOST_SAMPLES, SPENT, Replica, ServedRequests, thinned
 from meshwright.spec.requests import Requests
 from meshwright.world.decider import LogEntry
 
@@ -357,8 +357,7 @@ class Clock:
 
     def served(self) -> ServedRequests:
         """Return the records of all requests; -1 of those that were not served."""
-        samples = self.samples[:: max(1, ceil(len(self.samples) / MOST_SAMPLES))]
-        sample = np.array(samples).reshape(-1, 4)
+        sample = thinned(np.array(self.samples).reshape(-1, 4))
         return ServedRequests(
             arrival_s=self.arrival,
             scheduled_s=self.scheduled,

@@ -1,167 +1,252 @@
-"""Prefill and decode apart, one half after the other in the compiled loop, where the halves do not feel each other.
-
-An engine that generates pulls the cache of a prompt as soon as it has room (:mod:`meshwright.simulate.serve_apart`).
-Where it always has room, and those who compute prompts always have room for the caches that they keep meanwhile, the
-first half is served as if it were alone, then the caches go over the links, and the second half is served with requests
-that come with them. Whether there was room is known afterwards; where there was not, or where somebody looks at the
-replicas, the events of all of them are simulated together. The times of requests are the same; the state of replicas
-over time is that of their own requests alone, without the caches that are kept for others.
-"""
+"""Prefill and decode apart in the compiled loop, where it knows all policies: what
+:mod:`meshwright.simulate.serve_apart` says of the same replicas, to the last bit."""
 
 from __future__ import annotations
 
-import msgspec
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
 import numpy as np
 
 from meshwright.serving.routing import Router
-from meshwright.simulate.link_loop import link_loop
-from meshwright.simulate.serve import serve_fast
+from meshwright.simulate import apart_steps as steps
+from meshwright.simulate.apart_loop import SPENTS, apart_loop
+from meshwright.simulate.kv_links import KvPath, Port
 from meshwright.simulate.serve_apart import ApartReplicas, ServedApart, served_apart, whole_of
-from meshwright.simulate.served import Replica, ServedRequests
+from meshwright.simulate.served import GAP_EDGES, MOST_SAMPLES, Replica, ServedRequests, thinned
 from meshwright.spec.requests import Requests
 
 
 def served_split(apart: ApartReplicas, requests: Requests, router: Router) -> ServedApart:
     """Return what becomes of requests that replicas in roles serve."""
-    found = served_in_halves(apart, requests, router) if _separable(apart, requests, router) else None
-    return served_apart(apart, requests, router) if found is None else found
+    return (served_fast if _known(apart, requests, router) else served_apart)(apart, requests, router)
 
 
-def _separable(apart: ApartReplicas, requests: Requests, router: Router) -> bool:
-    """Whether the halves can be served one after the other if there is room."""
+def _known(apart: ApartReplicas, requests: Requests, router: Router) -> bool:
+    """Whether the compiled loop knows what decides over replicas and requests."""
     alike = all(one.compiled and not one.policy.reserves and one.limits.device_share == 1.0 for one in apart.replicas)
-    waits = requests.concurrency or len(requests.after) or len(requests.needed)
-    return alike and not waits and not router.looks and not apart.layerwise
+    waits = len(requests.after) or len(requests.needed)
+    in_order = bool((np.diff(requests.arrival_s) >= 0).all())
+    return alike and in_order and not waits and not router.looks and not apart.layerwise
 
 
-def served_in_halves(apart: ApartReplicas, requests: Requests, router: Router) -> ServedApart | None:
-    """Return what becomes of requests whose halves do not feel each other; None where a replica had no room for
-    whatever came to it at once."""
-    n, doors = len(requests), apart.doors
-    source = np.array(doors)[router.assign(requests, len(doors))]
-    first_s, target = np.full(n, -1.0), source.copy()
-    each: dict[int, ServedRequests] = {}
-    for door in doors:
-        mine, targets = np.flatnonzero(source == door), apart.targets[door]
-        asked = requests.chosen(mine)
-        if targets:
-            asked = msgspec.structs.replace(asked, output=np.ones_like(asked.output))
-        each[door] = _spread(serve_fast(apart.replicas[door], asked), mine, requests.arrival_s)
-        first_s[mine] = each[door].first_s[mine]
-        if targets:
-            going = mine[requests.output[mine] > 1]
-            going = going[np.lexsort((going, first_s[going]))]  # in the order in which their prompts are computed
-            target[going] = np.array(targets)[np.arange(len(going)) % len(targets)]
-    went = target != source
-    joined_s, link_s = _sent(apart, requests, went, source, target, first_s)
-    for door in doors:
-        until = np.where(went, joined_s, each[door].end_s)
-        mine = source == door
-        if apart.targets[door] and not _fits(
-            apart.replicas[door], each[door].scheduled_s[mine], until[mine], requests.prompt[mine] + 2
-        ):
-            return None
-    for number in set(range(len(apart.replicas))) - set(doors):
-        mine = np.flatnonzero(target == number)
-        mine = mine[np.argsort(joined_s[mine], kind="stable")]
-        share = msgspec.structs.replace(requests.chosen(mine), arrival_s=joined_s[mine])
-        each[number] = _spread(serve_fast(apart.replicas[number], share, first_s[mine]), mine, requests.arrival_s)
-        each[number].arrival_s[mine] = joined_s[mine]
-        tokens = (requests.prompt + requests.output)[mine]
-        if not _fits(apart.replicas[number], first_s[mine], each[number].end_s[mine], tokens, places=True):
-            return None
-    served = tuple(each[number] for number in range(len(apart.replicas)))
+class _Tables(NamedTuple):
+    """The engines as the loop reads them: their limits and host times, and their tables behind one another."""
+
+    limit: np.ndarray
+    host: np.ndarray
+    tables: tuple[np.ndarray, ...]
+    seen: int
+
+
+#: Tables of an engine's costs, as the loop takes them, and where their places are written.
+TABLES = (
+    ("linear_s", steps.LINEAR_AT),
+    ("sampled_s", steps.SAMPLED_AT),
+    ("decode_s", steps.DECODE_AT),
+    ("context_node", steps.CONTEXT_AT),
+    ("prefill_s", steps.PREFILL_AT),
+    ("batch_node", steps.BATCH_AT),
+    ("query_node", steps.QUERY_AT),
+    ("past_node", steps.PAST_AT),
+)
+
+
+def _tables(replicas: Sequence[Replica], parks: Sequence[bool]) -> _Tables:
+    """Return replicas as the loop reads them; those of the same costs share them."""
+    limit = np.zeros((len(replicas), steps.LIMITS), np.int64)
+    host = np.array([[one.host.step_s, one.host.request_s, one.host.eager_s] for one in replicas])
+    tables: list[list[np.ndarray]] = [[] for _ in TABLES]
+    begins: dict[int, list[int]] = {}
+    sizes, seen = [0] * len(TABLES), 0
+    for row, one, parked in zip(limit, replicas, parks):
+        costs, limits = one.costs, one.limits
+        if id(costs) not in begins:
+            begins[id(costs)] = sizes.copy()
+            for place, (name, _) in enumerate(TABLES):
+                tables[place].append(np.ascontiguousarray(getattr(costs, name)).ravel())
+                sizes[place] += tables[place][-1].size
+        said = {
+            steps.POLICY: one.policy.code,
+            steps.MAX_BATCH: limits.max_batch,
+            steps.BUDGET: limits.budget,
+            steps.BLOCK: limits.block,
+            steps.BLOCKS: limits.blocks,
+            steps.WATERMARK: limits.watermark if one.policy.watermark else 0,
+            steps.STAGES: one.stages,
+            steps.GRAPH_TOKENS: one.host.graph_tokens,
+            steps.POLL: limits.poll,
+            steps.HOLD: limits.batch_wait,
+            steps.GROUPS: limits.groups,
+            steps.ENOUGH: limits.enough,
+            steps.PARKS: parked,
+            steps.MOST_TOKENS: costs.most_tokens,
+            steps.NUM_CONTEXTS: len(costs.context_node),
+            steps.NUM_BATCHES: len(costs.batch_node),
+            steps.NUM_QUERIES: len(costs.query_node),
+            steps.NUM_PASTS: len(costs.past_node),
+            steps.SEEN_AT: seen,
+        } | {at: begin for (_, at), begin in zip(TABLES, begins[id(costs)])}
+        row[list(said)] = list(said.values())
+        seen += costs.most_tokens + 1
+    return _Tables(limit, host, tuple(np.concatenate(some) for some in tables), seen)
+
+
+class _Ways(NamedTuple):
+    """The ways between engines as the loop reads them: of each (source, target) its path, ports and shares of these;
+    of each path and request the latency and the work."""
+
+    path_of: np.ndarray
+    latency_s: np.ndarray
+    work_s: np.ndarray
+    ports: tuple[np.ndarray, np.ndarray]
+    shares: tuple[np.ndarray, np.ndarray]
+    num_ports: int
+
+
+def _ways(apart: ApartReplicas, prompt: np.ndarray) -> _Ways:
+    """Return the ways between replicas for requests of so many tokens [n] each."""
+    count = len(apart.replicas)
+    path_of, ports = np.zeros(count * count, np.int64), np.zeros((2, count * count), np.int64)
+    shares, number = np.zeros((2, count * count)), dict[Port, int]()
+    lengths, which = np.unique(prompt, return_inverse=True)
+    known: dict[Callable, int] = {}
+    each: list[np.ndarray] = []
+    for (source, target), path in apart.paths.items():
+        way = source * count + target
+        if path.seconds not in known:
+            known[path.seconds] = len(each)
+            each.append(np.array([path.seconds(tokens) for tokens in lengths.tolist()]).reshape(-1, 2)[which])
+        path_of[way] = known[path.seconds]
+        for side, port in enumerate(_ports(source, target, path)):
+            ports[side, way] = number.setdefault(port, len(number))
+        shares[:, way] = path.out_share, path.in_share
+    seconds = np.array(each).reshape(-1, 2)
+    latency_s, work_s = (np.ascontiguousarray(seconds[:, part]) for part in (0, 1))
+    return _Ways(path_of, latency_s, work_s, tuple(ports), tuple(shares), max(len(number), 1))
+
+
+def _ports(source: int, target: int, path: KvPath) -> tuple[Port, Port]:
+    return (source, "out", path.level), (target, "in", path.level)
+
+
+def served_fast(apart: ApartReplicas, requests: Requests, router: Router) -> ServedApart:
+    """Return what becomes of requests under policies that the compiled loop knows."""
+    n, count, doors = len(requests), len(apart.replicas), np.array(apart.doors)
+    made, ways = _tables(apart.replicas, [bool(some) for some in apart.targets]), _ways(apart, requests.prompt)
+    door = doors[router.assign(requests, len(doors))].astype(np.int64)
+    going = np.array([bool(some) for some in apart.targets])[door]
+    target_of = np.zeros((count, count), np.int64)
+    for row, some in zip(target_of, apart.targets):
+        row[: len(some)] = some
+    answer = np.array(requests.output, np.int64)
+    twice = np.concatenate([requests.prompt, requests.prompt]).astype(np.int64)
+    later = np.repeat([0, 1], n)
+    places = min(n, max(one.limits.max_batch for one in apart.replicas)) + 1
+    state = np.zeros((count, steps.STATES), np.int64)
+    state[:, steps.FREE] = made.limit[:, steps.BLOCKS]
+    samples = 2 * MOST_SAMPLES + 1
+
+    def ints(size: int) -> np.ndarray:
+        return np.zeros(size, np.int64)
+
+    held, evicted, went = ints(2 * n), ints(2 * n), np.full(n, -1)
+    times = {name: np.full(2 * n, -1.0) for name in ("came", "scheduled", "first", "last", "end")}
+    pulled_s, joined_s = np.full(n, -1.0), np.full(n, -1.0)
+    gaps, seen, spent = ints(count * len(GAP_EDGES)), np.zeros(made.seen), np.zeros((count, SPENTS))
+    sample_s, sample = np.zeros(count * samples), ints(3 * count * samples)
+    link_s = apart_loop(
+        n,
+        64,
+        count,
+        len(doors),
+        min(requests.concurrency or n, n),
+        made.limit.ravel(),
+        state.ravel(),
+        made.host.ravel(),
+        np.zeros(count * steps.CLOCKS),
+        door,
+        target_of.ravel(),
+        np.array([len(some) for some in apart.targets]),
+        answer,
+        np.concatenate([np.where(going, 1, answer), answer]),
+        np.array(requests.arrival_s, np.float64),
+        *made.tables,
+        GAP_EDGES,
+        len(GAP_EDGES),
+        n,
+        ints(count * n),
+        ints(count * n),
+        places,
+        ints(count * places),
+        ints(count * places),
+        ints(count),
+        ints(2 * n),
+        twice + later,
+        twice * later,
+        later.copy(),
+        held,
+        evicted,
+        went,
+        *times.values(),
+        pulled_s,
+        joined_s,
+        ways.path_of,
+        ways.latency_s,
+        ways.work_s,
+        *ways.ports,
+        *ways.shares,
+        ways.num_ports,
+        np.zeros(ways.num_ports),
+        np.zeros(ways.num_ports),
+        *(ints(n) for _ in range(6)),
+        *(np.zeros(n) for _ in range(3)),
+        ints(n),
+        gaps,
+        seen,
+        spent.ravel(),
+        MOST_SAMPLES,
+        sample_s,
+        sample,
+    )
+    target = np.where(went < 0, door, went)
+    own = [(door == one, went == one) for one in range(count)]
+    each = []
+    for one, (first, rest) in enumerate(own):
+
+        def of(values: np.ndarray, none: np.ndarray | float, first=first, rest=rest) -> np.ndarray:
+            return np.where(rest, values[n:], np.where(first, values[:n], none))
+
+        row, at = state[one], made.limit[one, steps.SEEN_AT]
+        lines = slice(one * samples, one * samples + row[steps.SAMPLES])
+        some_s, some = thinned(sample_s[lines]), thinned(sample.reshape(-1, 3)[lines])
+        lost = of(evicted, 0)
+        each.append(
+            ServedRequests(
+                arrival_s=of(times["came"], requests.arrival_s),
+                scheduled_s=of(times["scheduled"], -1.0),
+                first_s=of(times["first"], -1.0),
+                end_s=of(times["end"], -1.0),
+                evicted=lost,
+                gaps=gaps[one * len(GAP_EDGES) : (one + 1) * len(GAP_EDGES)],
+                spent_s=spent[one],
+                tokens_seen=seen[at : at + made.limit[one, steps.MOST_TOKENS] + 1],
+                iterations=int(row[steps.ITERATIONS]),
+                runs=int(row[steps.RUNS]),
+                evictions=int(lost.sum()),
+                peak_blocks=int(row[steps.PEAK_BLOCKS]),
+                peak_batch=int(row[steps.PEAK_BATCH]),
+                sample_s=some_s,
+                sample=some,
+                cached=ints(n),
+            )
+        )
     return ServedApart(
-        whole=whole_of(served, source, target),
-        each=served,
-        source=source,
+        whole=whole_of(tuple(each), door, target),
+        each=tuple(each),
+        source=door,
         target=target,
-        pulled_s=np.where(went, first_s, -1.0),
+        pulled_s=pulled_s,
         joined_s=joined_s,
         link_s=link_s,
     )
-
-
-def _spread(served: ServedRequests, mine: np.ndarray, arrival_s: np.ndarray) -> ServedRequests:
-    """Return records among those of all requests; -1 of those that the replica did not serve."""
-
-    def over(values: np.ndarray, none: float) -> np.ndarray:
-        found = np.full(len(arrival_s), none, values.dtype)
-        found[mine] = values
-        return found
-
-    return msgspec.structs.replace(
-        served,
-        arrival_s=np.array(arrival_s, np.float64),
-        scheduled_s=over(served.scheduled_s, -1),
-        first_s=over(served.first_s, -1),
-        end_s=over(served.end_s, -1),
-        evicted=over(served.evicted, 0),
-        cached=over(served.cached, 0),
-    )
-
-
-def _sent(
-    apart: ApartReplicas,
-    requests: Requests,
-    went: np.ndarray,
-    source: np.ndarray,
-    target: np.ndarray,
-    first_s: np.ndarray,
-) -> tuple[np.ndarray, float]:
-    """Return when the cache of each request is where its answer is generated [n], -1 of those that go nowhere, and the
-    seconds of work of all links. Each is asked for at once."""
-    joined_s = np.full(len(requests), -1.0)
-    order = np.flatnonzero(went)
-    if not len(order):
-        return joined_s, 0.0
-    order = order[np.lexsort((order, target[order], first_s[order]))]
-    count, begin_s = len(order), first_s[order]
-    ways = [apart.paths[way] for way in zip(source[order].tolist(), target[order].tolist())]
-    each = [way.seconds(tokens) for way, tokens in zip(ways, requests.prompt[order].tolist())]
-    latency_s, work_s = (np.array([one[part] for one in each]) for part in (0, 1))
-    number: dict[tuple, int] = {}
-    ends = ((source, "out"), (target, "in"))
-    ports = [
-        np.array(
-            [number.setdefault((end, side, way.level), len(number)) for end, way in zip(where[order].tolist(), ways)]
-        )
-        for where, side in ends
-    ]
-    shares = [np.array([getattr(way, name) for way in ways], np.float64) for name in ("out_share", "in_share")]
-    over_s = np.zeros(count)
-    floats, ints = (lambda size: np.zeros(size)), (lambda: np.zeros(count, np.int64))
-    link_loop(
-        count,
-        16,
-        begin_s,
-        begin_s + latency_s,
-        work_s,
-        *ports,
-        *shares,
-        len(number),
-        floats(len(number)),
-        floats(len(number)),
-        ints(),
-        ints(),
-        ints(),
-        floats(count),
-        floats(count),
-        over_s,
-    )
-    joined_s[order] = over_s
-    return joined_s, float(work_s.sum())
-
-
-def _fits(replica: Replica, from_s: np.ndarray, to_s: np.ndarray, tokens: np.ndarray, places: bool = False) -> bool:
-    """Whether a replica has blocks for requests of so many tokens that it holds from one time to another [n], whatever
-    else happens, and a place in its batch for each where they take `places`."""
-    limits = replica.limits
-    blocks = -(-tokens // limits.block)
-    at = np.concatenate([from_s, to_s])
-    order = np.lexsort((np.repeat([0, 1], len(tokens)), at))  # who comes at a time meets who leaves then
-    held = np.cumsum(np.concatenate([blocks, -blocks])[order])
-    spare = limits.watermark if replica.policy.watermark else 0
-    if held.max(initial=0) + spare > limits.blocks:
-        return False
-    return not places or np.cumsum(np.repeat([1, -1], len(tokens))[order]).max(initial=0) <= limits.max_batch

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 import msgspec
 import numpy as np
 
@@ -20,6 +22,11 @@ MOST_SAMPLES = 2048
 GAP_EDGES = 1e-5 * 1.02 ** np.arange(900)
 #: Names of where a replica's time goes, as the loop counts them.
 SPENT = ("linear", "sampled", "decode", "prefill", "host", "idle", "moves", "adapters", "elsewhere", "slower")
+
+
+def thinned(samples: np.ndarray) -> np.ndarray:
+    """Return :data:`MOST_SAMPLES` of samples [s, ...] at most: every second one, or third, ...."""
+    return samples[:: max(1, ceil(len(samples) / MOST_SAMPLES))]
 
 
 class HostTimes(msgspec.Struct, frozen=True, kw_only=True):
