@@ -184,7 +184,7 @@ def test_a_constant_that_no_row_feels_stays_where_other_stacks_have_it(tmp_path)
         row["step_time_s"] = simulate(asked.plan, asked.model, asked.cluster, asked.train, costs).step_time_s
     table(tmp_path, "training_steps", rows)
     (found,) = framework.fit_all(tmp_path, standard)
-    before = framework._before("megatron-core", {}, standard)
+    before = framework._before("megatron-core", {}, standard, {})
     assert found.constants["host_us_per_collective"] == before.constants()["host_us_per_collective"]
     assert "host_us_per_collective" not in found.pinned and "elementwise_passes" in found.pinned
 
