@@ -43,7 +43,7 @@ def nodes(r: ExportRequest) -> Iterator[Gap]:
 
 
 def equal_shares(r: ExportRequest) -> Iterator[Gap]:
-    """Every replica runs as many microbatches, as large, in one precision, and shards are of one size."""
+    """Every replica runs as many microbatches, as large, in one precision, and shards are of one size and scope."""
     if len(set(r.layout.shares)) > 1:
         yield Gap(
             facet="layout.shares",
@@ -51,6 +51,14 @@ def equal_shares(r: ExportRequest) -> Iterator[Gap]:
             reason="every data-parallel replica runs as many microbatches",
             help="drop shares",
             mend={"layout.shares": ()},
+        )
+    if r.layout.scopes:
+        yield Gap(
+            facet="layout.scopes",
+            value=f"scopes={','.join(map(str, r.layout.scopes))}",
+            reason="weights, gradients and optimizer states are sharded over the same ranks",
+            help="drop scopes",
+            mend={"layout.scopes": ()},
         )
     yield from _alike(r)
 

@@ -42,9 +42,11 @@ from meshwright.sync.fragments import (
     DENSE,
     EVERY,
     EXPERT,
+    FOLDED,
     GRADIENTS,
     HEADED,
     NEIGHBOURS,
+    REFRESHED,
     REPEATED,
     TIED,
     VECTOR,
@@ -208,13 +210,19 @@ class Binder:
         found = self._exchanges.get(role)
         if found is None:
             start = first_of_group(self.mesh, self.start(0, role.rank))
-            some = (role.units,) if self.policy.plain else composition_of(role.units).segments
+            whole = self.policy.plain and role.what not in (FOLDED, REFRESHED)
+            some = (role.units,) if whole else composition_of(role.units).segments
             steps = (step for units in some for step in self.steps(units, role.what, start, role.part))
             found = self.moving(tuple(steps))
             if role.what == GRADIENTS and self.plan.overlap.yield_mb:
                 moves = in_pieces(found.moves, self.plan.overlap.yield_mb * 1e6)
                 found = msgspec.structs.replace(found, moves=moves, yields=True)
-            coded = [f for units in some for f in self.fragments(units) if f.what == role.what and f.within != NO_CODEC]
+            coded = [
+                f
+                for units in some
+                for f in self.fragments(units)
+                if f.what in role.what.split("+") and f.within != NO_CODEC
+            ]
             if coded:
                 size = sum(map(recoded_bytes, coded))
                 work = Elementwise(num_bytes=size, kernels=2 * len(coded), fused=True)
@@ -229,7 +237,8 @@ class Binder:
     ) -> tuple[tuple[str, float, Group], ...]:
         """Collectives (op, bytes, group) that gather or reduce some layers, on the ranks around `start`; where some
         meet, those of a `turn`."""
-        some = [f for f in self.fragments(units) if (AVERAGE if f.due == EVERY else f.what) == what]
+        whats = what.split("+")
+        some = [f for f in self.fragments(units) if (AVERAGE if f.due == EVERY else f.what) in whats]
         return self.over(some, start, turn)
 
     def fragments(self, units: tuple[Unit, ...]) -> list[Fragment]:

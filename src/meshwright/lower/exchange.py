@@ -17,6 +17,7 @@ from meshwright.lower.roles import CodeRole, ExchangeRole, Roles
 from meshwright.lower.units import Unit
 from meshwright.schedules.actions import BW, Actions, B, F
 from meshwright.sync.due import due_after, first_of, rounds
+from meshwright.sync.fragments import FOLDED, GATHERED, GRADIENTS, STEP
 
 #: A sharded parameter's gathered copy is prefetched at most this many layers ahead, as FSDP limits it.
 PREFETCH = 2
@@ -68,7 +69,7 @@ class _Exchanger:
             chosen = [first_of(actions, among) for actions, among in zip(self.orders, chosen)]
         places = self._places(chosen)
         at = places[0]
-        gathers = self._collective("all_gather", at, "gather", "dp_gather")
+        gathers = self._collective("all_gather", at, (GATHERED,), "dp_gather", np.zeros(len(at), np.int64))
         for compute, mine in zip(self.computes, places):
             self.builder.depend(compute.task[mine], gathers)
         ahead = PREFETCH if facts.overlap_dp else 1
@@ -91,7 +92,11 @@ class _Exchanger:
         ]
         if facts.encoded:
             after = self._encode(at, after)
-        reduces = self._collective("reduce_scatter", at, "reduce", "dp")
+        whats = (GRADIENTS,)
+        if facts.scoped and not open_:  # a layer's sum goes on once its last pass is in it
+            whats = (GRADIENTS, f"{GRADIENTS}+{FOLDED}")
+        last = self._places([due_after(actions, STEP) for actions in self.orders])[0]
+        reduces = self._collective("reduce_scatter", at, whats, "dp", np.isin(at, last) * (len(whats) - 1))
         for tasks in after:
             self.builder.depend(reduces, tasks)
         if facts.scatters and open_:
@@ -165,14 +170,21 @@ class _Exchanger:
             out.append((place % facts.pp, composition.units if seg == 0 else composition.segments[seg - 1]))
         return out, back
 
-    def _collective(self, kind: str, at: np.ndarray, what: str, queue: str) -> np.ndarray:
+    def _collective(
+        self, kind: str, at: np.ndarray, whats: tuple[str, ...], queue: str, which: np.ndarray
+    ) -> np.ndarray:
+        """Add collectives at these positions, each of what `which` says of `whats`."""
         first, pp = self.computes[0], self.facts.pp
         action = first.action[at]
         distinct, back = self._distinct(at)
-        numbers = [self.roles(ExchangeRole(what, units, 0 if self.facts.alike else r)) for r, units in distinct]
+        pairs, back = np.unique(np.column_stack((which, back)), axis=0, return_inverse=True)
+        numbers = []
+        for what, place in pairs.tolist():
+            r, units = distinct[place]
+            numbers.append(self.roles(ExchangeRole(whats[what], units, 0 if self.facts.alike else r)))
         ids = self.builder.extend(
             KIND[kind],
-            np.array(numbers, np.int64)[back],
+            np.array(numbers, np.int64)[back.reshape(-1)],
             stage=self.actions.stage[action],
             microbatch=self.actions.microbatch[action],
             layer=first.segment[at],

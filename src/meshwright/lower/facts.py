@@ -22,7 +22,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     travel, applied ``delay`` steps later, and by ``parts``: the part of every segment of every stage, () where all
     are due at once, ``early`` within the backward; or between those that meet, who are others in each of so many
     ``turns``, 0 where all average; ``zero`` says what they shard; ``encoded``: gradients travel in a code;
-    ``again``: parameters are gathered for every microbatch; ``due``: gradients are exchanged after a pass, a round
+    ``again``: parameters are gathered for every microbatch; ``scoped``: sums are scattered on, and updated parameters
+    gathered, once a step; ``due``: gradients are exchanged after a pass, a round
     or a step. ``gathers_ahead``: parameters that are gathered once a step are so before each layer's first forward,
     and not after the update. ``tied``: a tied embedding's two copies are on two pipeline ranks; ``borrowed``: the
     stage that has another copy of the first one's table, -1 for none. ``several``: the model has several streams of
@@ -46,6 +47,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     coded: bool
     zero: int
     again: bool
+    scoped: bool
     due: str
     overlap_dp: bool
     gathers_ahead: bool
@@ -112,6 +114,7 @@ def facts_of(stages: Stages, params: dict[str, object] | None = None) -> Facts:
         turns=turns_of(policy, layout.dp * layout.cp // together),
         zero=layout.zero if exchanges and not (stages.frozen and layout.zero < 3) else 0,
         again=layout.gathers_again,
+        scoped=bool(layout.scopes) and exchanges,
         due=STEP if stages.frozen else gradients_due(layout),
         # FSDP's gathers and reduces block the host until they are done. On a GPU kernels launched earlier hide that; a
         # device whose host computes (a CPU) has none, and nothing overlaps

@@ -22,6 +22,7 @@ from meshwright.spec.hardware import Device, Level
 from meshwright.sync.fragments import expert_scope
 from meshwright.sync.paths import MODULE
 from meshwright.sync.policy import read
+from meshwright.sync.scoped import GRADIENT_SHARD, OPTIMIZER_SHARD, WEIGHT_SHARD, nested
 from meshwright.work import Group, Hop, MeasuredBusBandwidth
 
 
@@ -110,6 +111,8 @@ class Mesh:
         layout = self.layout
         if name in ("shard", "replica"):
             return self.hybrid_groups(layout.shard_group, "cp", "dp", start=start)[name == "replica"]
+        if name in (WEIGHT_SHARD, GRADIENT_SHARD, OPTIMIZER_SHARD):
+            return self._scoped(name, start)
         if name == "data":
             return self.hybrid_groups(layout.dp * layout.cp, "cp", "dp", start=start)[0]
         if name == "worker":
@@ -119,6 +122,15 @@ class Mesh:
         if name.startswith(MODULE):
             return self._module(int(name.removeprefix(MODULE)), start)
         return self.expert_group(name, start)
+
+    def _scoped(self, name: str, start: int) -> Group:
+        """The ranks of a scope of one kind of state, besides those that share the scopes inside it."""
+        before, spans = 1, {}
+        for among in nested(self.layout):
+            outer = self._hybrid(before, ("cp", "dp"))[1]
+            spans[among.name] = _split(outer, among.size)[0]
+            before *= among.size
+        return self._span(tuple(spans[name]), start)
 
     def _worker(self, start: int) -> Group:
         """All ranks that take the same optimizer step."""
@@ -180,16 +192,7 @@ class Mesh:
 
     def _hybrid(self, size: int, axes: tuple[str, ...]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
         """Return the spans of the innermost `size` ranks of the axes, and those of the outer ones."""
-        spans = sorted((self.layout.stride(a), getattr(self.layout, a)) for a in axes)
-        inner, outer, left = [], [], size
-        for stride, n in spans:
-            take = min(n, left)
-            if take > 1:
-                inner.append((stride, take))
-            if n // take > 1:
-                outer.append((stride * take, n // take))
-            left = max(1, left // take)
-        return inner, outer
+        return _split(sorted((self.layout.stride(a), getattr(self.layout, a)) for a in axes), size)
 
     def spans(self, group: Group) -> tuple[tuple[int, int], ...]:
         """Where the ranks of a group that this mesh made lie: its (stride, size) spans."""
@@ -320,6 +323,19 @@ class Mesh:
                 )
                 at = i
         return found, at
+
+
+def _split(spans: list[tuple[int, int]], size: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Spans of ranks cut in two: those of the innermost `size`, and those of the outer ones."""
+    inner, outer, left = [], [], size
+    for stride, n in spans:
+        take = min(n, left)
+        if take > 1:
+            inner.append((stride, take))
+        if n // take > 1:
+            outer.append((stride * take, n // take))
+        left = max(1, left // take)
+    return inner, outer
 
 
 def first_of_group(mesh: Mesh, rank: int) -> int:

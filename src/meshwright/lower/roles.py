@@ -50,7 +50,8 @@ class LinkRole(msgspec.Struct, frozen=True, cache_hash=True):
 
 class ExchangeRole(msgspec.Struct, frozen=True, cache_hash=True):
     """Parameters gathered ("gather"), gradients reduced ("reduce"), or what replicas hold of their own averaged
-    ("average"), of some layers, over data-parallel ranks; ``part``: of the layers, those that are averaged together, or
+    ("average"), of some layers, over data-parallel ranks; several one after the other
+    are joined by "+"; ``part``: of the layers, those that are averaged together, or
     the turn in which replicas meet."""
 
     what: str

@@ -83,6 +83,14 @@ def static_bytes(
     out = dict.fromkeys(("parameters", "gradients", "optimizer"), 0.0)
     for kind, trained in (("dense", params.trained_dense), ("expert", params.trained_expert)):
         held, mine = getattr(params, kind), part[kind]
+        if layout.scopes:
+            # weights as they are computed with over their own scope, masters where they are updated; sums that come
+            # of scattering a step's on are beside these
+            out["parameters"] += held * weight / layout.weights_over
+            out["optimizer"] += trained * (master + moments) * mine
+            folded = mine if layout.shard_group > layout.gradients_over else 0.0
+            out["gradients"] += trained * grads * (1 / layout.gradients_over + folded)
+            continue
         if layout.zero == 3:
             # the sharded copy is the master; the computing copy is gathered when needed
             kept = master if master else weight

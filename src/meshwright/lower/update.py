@@ -22,6 +22,7 @@ from meshwright.lower.roles import (
 from meshwright.lower.tiers import Tiered, add_host_updates
 from meshwright.lower.units import Unit
 from meshwright.schedules.actions import Actions
+from meshwright.sync.fragments import FOLDED, GATHERED, REFRESHED
 
 
 def held_units(facts: Facts, actions: Actions) -> list[tuple[Unit, ...]]:
@@ -49,6 +50,8 @@ def add_update(
     _add_twins(builder, roles, facts, actions, computes)
     pp = facts.pp
     decoded = _add_decodes(builder, roles, facts, actions, reduced) if facts.encoded else {}
+    if facts.scoped and not facts.overlap_dp:
+        decoded = _add_folds(builder, roles, facts, actions, computes, reduced)
     norms = _add_norms(builder, roles, facts, computes, decoded)
     if facts.layerwise:
         norms = _add_measures(builder, roles, facts, actions, norms)
@@ -68,8 +71,9 @@ def add_update(
             builder.depend(updates[-1], norms[index])
         if facts.averages:
             updates = add_averages(builder, roles, facts, actions, computes, r, updates)
-        if late:
-            gather = builder.extend(KIND["all_gather"], roles(ExchangeRole("gather", units, where)))
+        if late or facts.scoped:
+            what = REFRESHED if facts.scoped else GATHERED
+            gather = builder.extend(KIND["all_gather"], roles(ExchangeRole(what, units, where)))
             for index, update in enumerate(updates):
                 builder.occupy(gather, [builder.stream(index * pp + r, "dp_gather")])
                 builder.depend(gather, update)
@@ -160,6 +164,23 @@ def _add_decodes(
             role = roles(CodeRole("decode", units, index, 0 if facts.alike else r))
             task = out[index, r] = builder.extend(KIND["optimizer"], role, stream=[stream])
             builder.depend(np.broadcast_to(task, arrived.shape), arrived)
+    return out
+
+
+def _add_folds(
+    builder: GraphBuilder, roles: Roles, facts: Facts, actions: Actions, computes: list[Compute], reduced: Reduced
+) -> dict[tuple[int, int], np.ndarray]:
+    """Sums of a step scattered on over the optimizer's scope, once all microbatches are in them, by class of slices
+    and rank."""
+    out = {}
+    for r, units in enumerate(held_units(facts, actions)):
+        fold = builder.extend(KIND["reduce_scatter"], roles(ExchangeRole(FOLDED, units, 0 if facts.alike else r)))
+        arrived = reduced.task[reduced.rank == r]
+        builder.depend(np.broadcast_to(fold, arrived.shape), arrived)
+        for index, compute in enumerate(computes):
+            builder.occupy(fold, [builder.stream(index * facts.pp + r, "dp")])
+            builder.depend(fold, [compute.done[r]])
+            out[index, r] = fold
     return out
 
 

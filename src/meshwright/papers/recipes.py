@@ -50,6 +50,15 @@ def shard_inside_the_node(plan: Plan, model: Model, cluster: Cluster, train: Tra
     return msgspec.structs.replace(plan, layout=msgspec.structs.replace(layout, zero=3, shard=min(here, layout.dp)))
 
 
+def scope_each_kind_of_state(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Plan:
+    """Weights sharded over two neighbours, gradients over the replicas that share a node, the optimizer's states over
+    all."""
+    layout = plan.layout
+    here = max(2, cluster.islands[0].node.devices // layout.tp)
+    scopes = 2, min(here, layout.dp)
+    return msgspec.structs.replace(plan, layout=msgspec.structs.replace(layout, zero=3, shard=0, scopes=scopes))
+
+
 def tensor_parallel_inside_the_node(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Plan:
     """The most tensor parallelism that a node and the model's heads allow, on as many devices as before."""
     total, layout = plan.layout.num_ranks, plan.layout
@@ -137,6 +146,7 @@ RECIPES: dict[str, Function] = {
     "relieve_the_last_stage": relieve_the_last_stage,
     "overlap_gradients": overlap_gradients,
     "shard_inside_the_node": shard_inside_the_node,
+    "scope_each_kind_of_state": scope_each_kind_of_state,
     "tensor_parallel_inside_the_node": tensor_parallel_inside_the_node,
     "regroup_experts": regroup_experts,
     "two_axes_of_a_sequence": two_axes_of_a_sequence,

@@ -18,6 +18,7 @@ from meshwright.run.mesh import ProcessMesh, coordinates
 from meshwright.run.model import Stage
 from meshwright.run.parameters import drawn, initialise
 from meshwright.run.parts import Shared
+from meshwright.run.scoped import Scoped
 from meshwright.run.settings import DTYPES
 from meshwright.run.sync import Bucket
 from meshwright.schedules.actions import Actions
@@ -69,7 +70,7 @@ class Types(NamedTuple):
 
     def held(self, plan: Plan) -> torch.dtype:
         """Return the type of the copy of trained parameters that a rank holds between steps."""
-        return self.masters if plan.layout.gathers_again else self.compute
+        return self.masters if plan.layout.gathers_again and not plan.layout.scopes else self.compute
 
 
 def built(shared: Shared, actions: Actions, part: tuple[int, int]) -> dict[int, Stage]:
@@ -174,13 +175,16 @@ def exchanges_of(
     types: Types,
     seed: int = 0,
     hold: tuple[int, ...] = (),
-) -> list[Sharded] | list[Bucket]:
+) -> list[Sharded] | list[Scoped] | list[Bucket]:
     """The fragments as what exchanges them: one bucket for each kind of parameters in each segment, in the order of the
     forward; or, where parameters are gathered for every pass, one for each stage. `seed` is that of codes that draw,
     `hold` relative sizes of the shards of every data-parallel rank."""
     if mesh.plan.layout.gathers_again:
         replica = next(mesh[f.replica.name] for f in some if f.what == GRADIENTS)
         codes = {f.what: f.within for f in some if f.within != NO_CODEC}
+        if mesh.plan.layout.scopes:
+            how = {"params": types.compute, "grads": types.grads, "masters": types.masters}
+            return [Scoped(s, mesh, **how, codes=codes, seed=seed) for s in stages.values()]
         return [
             Sharded(s, mesh, replica, params=types.compute, grads=types.grads, codes=codes, seed=seed)
             for s in stages.values()

@@ -49,29 +49,14 @@ class Sharded:
         """`codes`: those in which parameters are gathered and gradients scattered, by what is exchanged; `seed` is that
         of codes that draw."""
         self.module, self.stage, self.mesh, self.replica = stage, stage.stage, mesh, replica
-        self.about = {name: _About(p) for name, p in stage.named_parameters() if p.requires_grad}
-        policy = MixedPrecisionPolicy(param_dtype=params, reduce_dtype=grads, cast_forward_inputs=False)
-        ranks = _mesh_of(mesh["shard"], mesh.device.type)
-        for unit in (*stage.layers, stage):
-            fully_shard(unit, mesh=ranks, mp_policy=policy)
-            unit.set_gradient_divide_factor(1.0)
-            unit.set_force_sum_reduction_for_comms(True)
+        self.about = {name: About(p) for name, p in stage.named_parameters() if p.requires_grad}
         #: The codes of all exchanges, and the step that they are in.
         self.codes: list[ShardCode] = []
         self.step = 0
-        waits = mesh.device.type == "cpu"  # where nothing runs beside the calls of a pass
-        for number, unit in enumerate((*stage.layers, stage)):
-            # what belongs to no layer is exchanged with the first, for whoever reads the spans
-            said = {"stage": stage.stage, "layer": 0 if unit is stage else number, "inside": waits}
-            _recorded(unit, mesh["shard"], replica, said)
-            for what, text in (codes or {}).items():
-                code = ShardCode(text, mesh["shard"], _runs(unit, mesh["shard"]), seed, f"{stage.stage}.{number}{what}")
-                self.codes.append(code)
-                told = said | {"group": mesh["shard"].ranks}
-                if what == GATHERED:
-                    unit.set_custom_all_gather(_CodedGather(told, code))
-                else:
-                    unit.set_custom_reduce_scatter(_CodedReduce(told, code))
+        for unit, said, mine in sharded_units(stage, mesh["shard"], mesh, params, grads, codes or {}, seed):
+            self.codes += mine
+            if not replica.alone:
+                unit.set_all_reduce_hook(_Replicas(replica, said | {"group": replica.ranks}))
         #: As a bucket's; torch exchanges every pass, so that none is the last.
         self.final = False
         #: Sharded parameters this rank has some of, with what it updates and the ranks that sum its gradient.
@@ -87,7 +72,7 @@ class Sharded:
         return [h for _, h, _ in self._mine]
 
     def _one(self, name: str, parameter: nn.Parameter) -> HeldElements | None:
-        about, local = self.about[name], _local(parameter)
+        about, local = self.about[name], local_values(parameter)
         if not local.numel():
             return None
         shape = parameter.shape
@@ -134,24 +119,15 @@ class Sharded:
 
     def finish(self) -> None:
         """The gradients are whole, and in what :meth:`held` gave out."""
-        tp = self.mesh["tp"]
-        parts: dict[int, list[torch.Tensor]] = {}
+        parts: list[tuple[int, torch.Tensor]] = []
         for parameter, h, sums in self._mine:
             gradient, parameter.grad = parameter.grad, None
             if gradient is None:
                 h.gradient.zero_()
             else:
-                h.gradient.copy_(_local(gradient).view(-1))
-            if sums > 1:
-                parts.setdefault(sums, []).append(h.gradient)
-        for sums, views in parts.items() if not tp.alone else ():
-            flat = torch.cat(views)
-            every = [torch.empty_like(flat) for _ in range(tp.size)]
-            dist.all_gather(every, flat, group=tp.handle)
-            first = tp.index // sums * sums
-            total = torch.stack(every[first : first + sums]).sum(0)
-            for view, part in zip(views, total.split([v.numel() for v in views])):
-                view.copy_(part)
+                h.gradient.copy_(local_values(gradient).view(-1))
+            parts.append((sums, h.gradient))
+        sum_parts(parts, self.mesh["tp"])
 
     def publish(self) -> None:
         """Nothing to do: the optimizer wrote into the shards themselves."""
@@ -166,16 +142,60 @@ def sharded_unit(module: nn.Module, group: AxisGroup) -> FSDPModule:
     return fully_shard(module, mesh=ranks, reshard_after_forward=True)
 
 
+def sharded_units(
+    stage: Stage,
+    group: AxisGroup,
+    mesh: ProcessMesh,
+    params: torch.dtype,
+    grads: torch.dtype,
+    codes: Mapping[str, str],
+    seed: int,
+) -> list[tuple[FSDPModule, dict[str, Any], list[ShardCode]]]:
+    """Shard a stage layer by layer over a group, and what belongs to none as a unit of its own: the units, what a
+    recorder is told of each, and the codes in which it is exchanged."""
+    policy = MixedPrecisionPolicy(param_dtype=params, reduce_dtype=grads, cast_forward_inputs=False)
+    ranks, waits = _mesh_of(group, mesh.device.type), mesh.device.type == "cpu"  # nothing runs beside a pass's calls
+    units = (*stage.layers, stage)
+    for unit in units:
+        fully_shard(unit, mesh=ranks, mp_policy=policy)
+        unit.set_gradient_divide_factor(1.0)
+        unit.set_force_sum_reduction_for_comms(True)
+    out = []
+    for number, unit in enumerate(units):
+        # what belongs to no layer is exchanged with the first, for whoever reads the spans
+        said = {"stage": stage.stage, "layer": 0 if unit is stage else number, "inside": waits}
+        told, mine = said | {"group": group.ranks}, []
+        unit.set_custom_all_gather(_Gather(told))
+        unit.set_custom_reduce_scatter(_Reduce(told))
+        for what, text in codes.items():
+            code = ShardCode(text, group, runs_of(unit, group), seed, f"{stage.stage}.{number}{what}")
+            mine.append(code)
+            if what == GATHERED:
+                unit.set_custom_all_gather(_CodedGather(told, code))
+            else:
+                unit.set_custom_reduce_scatter(_CodedReduce(told, code))
+        out.append((unit, said, mine))
+    return out
+
+
+def sum_parts(some: Iterable[tuple[int, torch.Tensor]], tp: AxisGroup) -> None:
+    """Sum gradients of which several tensor-parallel ranks have parts: as many as stand beside each."""
+    parts: dict[int, list[torch.Tensor]] = {}
+    for sums, gradient in some:
+        if sums > 1:
+            parts.setdefault(sums, []).append(gradient)
+    for sums, views in parts.items() if not tp.alone else ():
+        flat = torch.cat(views)
+        every = [torch.empty_like(flat) for _ in range(tp.size)]
+        dist.all_gather(every, flat, group=tp.handle)
+        first = tp.index // sums * sums
+        total = torch.stack(every[first : first + sums]).sum(0)
+        for view, part in zip(views, total.split([v.numel() for v in views])):
+            view.copy_(part)
+
+
 def _mesh_of(group: AxisGroup, kind: str) -> DeviceMesh:
     return DeviceMesh.from_group(group.handle, kind, mesh_dim_names=("shard",))
-
-
-def _recorded(unit: FSDPModule, shard: AxisGroup, replica: AxisGroup, said: dict[str, Any]) -> None:
-    """Make a unit's exchanges spans of the recorder, that between replicas among them."""
-    unit.set_custom_all_gather(_Gather(said | {"group": shard.ranks}))
-    unit.set_custom_reduce_scatter(_Reduce(said | {"group": shard.ranks}))
-    if not replica.alone:
-        unit.set_all_reduce_hook(_Replicas(replica, said | {"group": replica.ranks}))
 
 
 class _Exchange:
@@ -240,11 +260,16 @@ class _CodedReduce(_Exchange):
         self.code.scatter(output_tensor, input_tensor.view(-1), **self.said).wait()
 
 
-def _runs(unit: FSDPModule, shard: AxisGroup) -> list[Run]:
+def fsdp_parameters(unit: FSDPModule) -> list[Any]:
+    """Torch's records of a unit's sharded parameters, in the order in which it lays them one after the other."""
+    return unit._get_fsdp_state()._fsdp_param_group.fsdp_params
+
+
+def runs_of(unit: FSDPModule, shard: AxisGroup) -> list[Run]:
     """The values of a unit's shard by tensors, in the order in which torch lays them one after the other: rows, as many
     on every rank as on that with the most."""
     runs, at = [], 0
-    for parameter in unit._get_fsdp_state()._fsdp_param_group.fsdp_params:
+    for parameter in fsdp_parameters(unit):
         shape = parameter._orig_size
         width = -(-shape[0] // shard.size) * (shape.numel() // shape[0])
         runs.append(Run(at, at + width, len(shape) == 2 or (len(shape) == 3 and shape[1] > 1)))
@@ -275,14 +300,14 @@ def _ended(record, work: dist.Work | None, token: int) -> dist.Work | None:
     return work
 
 
-class _About:
+class About:
     """The attributes of a parameter before torch replaced it."""
 
     def __init__(self, parameter: nn.Parameter):
         self.info, self.copies, self.sums = parameter.info, parameter.copies, parameter.sums
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
+def local_values(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's shard, without a gradient."""
     with torch.no_grad():
         return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()

@@ -14,6 +14,7 @@ from meshwright.run import turns as turns_of
 from meshwright.run.turns import PieceTurns
 from meshwright.sync.paths import MODULE, ModulePaths
 from meshwright.sync.policy import read
+from meshwright.sync.scoped import nested
 
 AXES = ("tp", "cp", "dp", "pp")
 #: Axes of the expert mesh from the inside out: a factorisation of tp*cp*dp of its own (2504.14960).
@@ -55,7 +56,8 @@ class ProcessMesh(msgspec.Struct, frozen=True, kw_only=True):
 
     ``groups`` holds tp, cp, dp, pp; ``cp_inner``, neighbours on cp that swap heads, and ``cp_outer``, the ranks at
     one place of each such set, that do the other exchange; ``data`` (dp and cp together: replicas of a dense
-    parameter); ``shard`` and ``replica``, the hybrid-sharding split of ``data``; etp, ep, edp of the expert mesh;
+    parameter); ``shard`` and ``replica``, the hybrid-sharding split of ``data``; ``weight_shard``, ``gradient_shard``
+    and ``optimizer_shard``, the nested scopes of its state where each kind has one; etp, ep, edp of the expert mesh;
     ``ep_inner`` and ``ep_outer``, runs of neighbours on ep and the ranks at one place of each, where tokens are
     exchanged in two steps; ``expert_shard`` and ``expert_replica``, the same split of edp; :data:`CHANNELS`, the pp
     ranks again with handles of their own, so that what flows in different directions never queues behind each other;
@@ -116,6 +118,9 @@ def members(plan: Plan) -> dict[str, list[tuple[int, ...]]]:
     out |= {axis: _together(experts, (axis,)) for axis in EXPERT_AXES}
     scope = plan.layout.shard_group
     out["shard"], out["replica"] = _split(out["data"], scope)
+    rest = out["data"]
+    for among in nested(plan.layout) if plan.layout.scopes else ():
+        out[among.name], rest = _split(rest, among.size)
     edp = plan.edp
     edp_scope = min(edp, scope)
     out["expert_shard"], out["expert_replica"] = _split(out["edp"], edp_scope if edp % edp_scope == 0 else edp)

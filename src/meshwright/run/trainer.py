@@ -57,7 +57,7 @@ from meshwright.spec import naming
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 from meshwright.sync.due import due_after
-from meshwright.sync.fragments import gradients_due
+from meshwright.sync.fragments import final_due
 from meshwright.sync.policy import read
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ class Trainer:
             self.stages,
             message=self.hidden_states,
             blocking_sends=not plan.overlap.pp,
-            due=np.zeros(len(actions.kind), bool) if judged else due_after(actions, gradients_due(plan.layout)),
+            due=np.zeros(len(actions.kind), bool) if judged else due_after(actions, final_due(plan.layout)),
             final=self._final,
             before=before,
             after=after,

@@ -26,7 +26,7 @@ from meshwright.search.layers import Book
 from meshwright.search.parts import Inners
 from meshwright.search.paths import Paths, Rows, Work, paths
 from meshwright.search.settle import concrete, dealt_by, shares_of
-from meshwright.search.space import BALANCED, PLAIN, WHOLE, Core, Inner, Piped, State, plan_of
+from meshwright.search.space import BALANCED, EVEN, PLAIN, WHOLE, Core, Inner, Piped, State, plan_of
 from meshwright.simulate.schedule_times import takes_times
 
 USUAL = Inner()
@@ -84,6 +84,7 @@ class Regions:
             *(mesh.group(axis) for axis in ("tp", "cp")),
             *(mesh.expert_group(axis) for axis in ("etp", "ep", "edp")),
             *(mesh.hybrid_groups(size, "cp", "dp") for size in scopes),
+            *(mesh.hybrid_groups(size, "cp", "dp") for s in states if s.scopes != EVEN for size in s.scopes),
             *(mesh.pair(a, b) for a, b in zip(starts, (*starts[1:], starts[0]))),
         )
 

@@ -329,7 +329,9 @@ def states(space: Space, core: Core, cluster: Cluster, train: Train) -> tuple[St
             help="search with the codec for all layers, then ask meshwright predict for the layers under what it finds",
         )
     return tuple(
-        state for state in found if _kept_together(core, state, cluster) and _held(space, core, state, cluster)
+        state
+        for state in found
+        if _kept_together(core, state, cluster) and _held(space, core, state, cluster) and _nested(core, state)
     )
 
 
@@ -340,6 +342,17 @@ def _kept_together(core: Core, state: State, cluster: Cluster) -> bool:
     said = read(state.sync)
     wrong = said.rule.wrong
     return wrong is None or not any(wrong(plan_of(core, _ALL, PLAIN, state), cluster, said))
+
+
+def _nested(core: Core, state: State) -> bool:
+    """Whether scopes of weights and gradients lie in one another and in the one of all state."""
+    if state.scopes == EVEN:
+        return True
+    if state.zero < 3 or core.pp > 1 or len(state.scopes) != 2 or state.hold != EVEN:
+        return False
+    weights, gradients = state.scopes
+    whole = state.shard or core.dp * core.cp
+    return weights > 1 and gradients % weights == 0 and whole % gradients == 0
 
 
 def _held(space: Space, core: Core, state: State, cluster: Cluster) -> bool:

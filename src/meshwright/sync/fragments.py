@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 #: What a fragment carries: gradients to their sum, sharded parameters to who computes with them, parameters or the
 #: optimizer's moments to their mean over replicas, the square of the gradient's norm.
 GRADIENTS, GATHERED, PARAMETERS, MOMENTS, NORM = "reduce", "gather", "parameters", "moments", "norm"
+#: Sums of a step that are scattered on, to the ranks that update them, and updated weights that come back from these to
+#: the ranks that compute with them, where the optimizer's states are sharded over more ranks than gradients or weights.
+FOLDED, REFRESHED = "fold", "refresh"
 #: When a fragment is due: after every pass over its layers, after a round of passes (``due.rounds``), once a step, or
 #: once in ``every`` steps.
 PASS, ROUND, STEP, EVERY = "pass", "round", "step", "every"
@@ -225,6 +228,12 @@ def gradients_due(layout: Layout) -> str:
     return PASS if layout.pp == 1 else ROUND
 
 
+def final_due(layout: Layout) -> str:
+    """When what exchanges gradients is told that a pass is the last before it does: where sums have a scope of their
+    own, the last of a step."""
+    return STEP if layout.scopes else gradients_due(layout)
+
+
 def gradients(plan: Plan, weights: Weights, stored: Stored) -> Fragment:
     """The gradients of some parameters, summed over the ranks that step together."""
     shard, replica = across(plan, weights.kind)
@@ -320,7 +329,7 @@ def on_wire(some: Iterable[Fragment]) -> list[OnWire | DividedOnWire]:
             op = "all_gather" if f.what == GATHERED else "all_to_all"
             inside.append(OnWire(op, shard_bytes(f) * f.shard.size, f.shard))
             outside += _between(f) if f.what != GATHERED else []
-        elif f.what == GATHERED:
+        elif f.what in (GATHERED, REFRESHED):
             inside.append(OnWire("all_gather", f.num_bytes * f.padding, f.shard))
         elif f.what in (PARAMETERS, MOMENTS):
             outside += _between(f)
@@ -349,7 +358,7 @@ def _between(f: Fragment) -> list[OnWire | DividedOnWire]:
         return [
             DividedOnWire(NEIGHBOURS, size, f.replica, parts) for size, parts in divided.rounds(f.num_bytes, f.sums)
         ]
-    if f.what == GRADIENTS and f.plain:
+    if f.what in (GRADIENTS, FOLDED) and f.plain:
         return [OnWire("all_reduce", f.num_bytes / f.shard.size, f.replica)]
     if f.served:  # the code from every client to the server, and the model as it is stored back
         sent = sum(code.messages(coded_length(f), f.element_bytes))

@@ -32,6 +32,7 @@ from meshwright.plan.facet import (
     wrong,
     yes_no,
 )
+from meshwright.plan.scopes import scopes_wrong
 from meshwright.spec.layers import Moe
 from meshwright.sync.policy import read
 
@@ -52,7 +53,9 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
     ``zero`` is what is sharded over data parallelism: 0 nothing, 1 optimizer state, 2 and gradients, 3 and
     parameters (Rajbhandari et al. 1910.02054; 3 is FSDP, Zhao et al. 2304.11277). ``shard`` is the size of the
-    sharding group when smaller than dp*cp (hybrid sharding, HSDP), 0 for all of it. ``sp`` shards the parts
+    sharding group when smaller than dp*cp (hybrid sharding, HSDP), 0 for all of it. ``scopes`` are smaller groups
+    nested in that one, over which weights and gradients are sharded where each has one of its own (Xu et al.
+    2501.04266), () where all state has one. ``sp`` shards the parts
     between tensor-parallel regions along the sequence (Korthikanti et al. 2205.05198). ``order`` places the
     axes on the cluster from the inside out. ``stages`` are layers per virtual stage when uneven, () for even.
     ``shares`` are microbatches of each kind of data-parallel slice (``plan/slices.py``) when uneven, () for even.
@@ -68,6 +71,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     sp: bool = True
     zero: int = 0
     shard: int = 0
+    scopes: tuple[int, ...] = ()
     order: tuple[str, ...] = DEFAULT_ORDER
     stages: tuple[int, ...] = ()
     shares: tuple[int, ...] = ()
@@ -86,6 +90,16 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     def shard_group(self) -> int:
         """Ranks over which ZeRO shards: dp*cp, or less with a hybrid scope."""
         return self.shard or self.dp * self.cp
+
+    @property
+    def weights_over(self) -> int:
+        """Ranks over which ZeRO-3 shards the parameters that are computed with."""
+        return self.scopes[0] if self.scopes else self.shard_group
+
+    @property
+    def gradients_over(self) -> int:
+        """Ranks over which ZeRO-2 and 3 shard the gradients that accumulate."""
+        return self.scopes[1] if self.scopes else self.shard_group
 
     @property
     def shards_gradients(self) -> bool:
@@ -404,12 +418,20 @@ FIELDS = (
         domain=_follows,
         say=_shard_words,
     ),
+    uneven(
+        name="scopes",
+        help="ranks over which weights and gradients are sharded, where each has a scope inside that: even, or numbers",
+        form=counts("two nested scopes such as 2,8: the ranks that shard the weights, and those that shard gradients"),
+        place=112,
+        decides=(STRUCTURE, EXCHANGE),
+        seen={STRUCTURE: lambda plan: bool(plan.layout.scopes)},
+    ),
 )
 FACET = Facet(
     name="layout",
     help="sizes of the mesh axes, their order on the cluster, what is sharded over data parallelism",
     record=Layout,
     fields=FIELDS,
-    rules=(_ranks, _tensor, _zero, _orders),
+    rules=(_ranks, _tensor, _zero, scopes_wrong, _orders),
     unexecutable=_unexecutable,
 )

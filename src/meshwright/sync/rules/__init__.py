@@ -59,7 +59,8 @@ class SyncRule(msgspec.Struct, frozen=True, kw_only=True):
     forward passes of each microbatch replicas learn by, where there are no backward ones. ``vectors_apart``: vectors
     are exchanged apart from matrices. ``wrong`` gives what of a plan on a cluster the rule cannot do. ``decider``:
     replicas are clients of a server, for which it makes a decider from the values of the options and the number of
-    clients. ``copies``: how many of them compute each part of a batch, in the code of ``sync/clients/coded.py``.
+    clients. ``scoped``: each kind of sharded state may have a scope of its own.
+    ``copies``: how many of them compute each part of a batch, in the code of ``sync/clients/coded.py``.
     ``passes``: some steps of clients have more than one pass.
     ``opens``: what the rule may leave to a prediction, and words that say it; of a rule that does, one such plan is
     ``undecided``. ``usual``: the values that options of its codec, combine and graph have where nothing is said and
@@ -78,6 +79,7 @@ class SyncRule(msgspec.Struct, frozen=True, kw_only=True):
     options: tuple[RuleOption, ...] = ()
     wrong: Callable[[Plan, Cluster, SyncPolicy], Iterator[Diagnostic]] | None = None
     vectors_apart: bool = False
+    scoped: bool = False
     decider: Callable[[dict[str, Any], int], Decider] | None = None
     copies: Callable[[dict[str, Any]], int] | None = None
     passes: bool = False

@@ -29,6 +29,7 @@ from meshwright.sync.fragments import (
 )
 from meshwright.sync.options import RuleOption
 from meshwright.sync.rules import SyncRule
+from meshwright.sync.scoped import scoped
 
 if TYPE_CHECKING:
     from meshwright.plan import Plan
@@ -39,6 +40,10 @@ if TYPE_CHECKING:
 def fragments(plan: Plan, policy: SyncPolicy, weights: Weights, stored: Stored) -> Iterator[Fragment]:
     """Gradients to the sums of shards, and shards gathered for the passes, each in its code."""
     plain, whole = weights.kind == VECTOR, () if plan.layout.zero < 3 else weights.tensors
+    if plan.layout.scopes:
+        codes = {} if plain else {GRADIENTS: policy.codec, GATHERED: f"lattice:bits={policy['weights']}"}
+        yield from scoped(plan, weights, stored, codes)
+        return
     if weights.trained:
         code = "none" if plain else policy.codec
         yield msgspec.structs.replace(gradients(plan, weights, stored), within=code, tensors=whole)
@@ -95,6 +100,7 @@ QSDP = SyncRule(
     together=lambda plan: plan.layout.dp * plan.layout.cp,
     wrong=wrong,
     vectors_apart=True,
+    scoped=True,
 )
 
 RULES = (QSDP,)

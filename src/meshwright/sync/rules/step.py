@@ -18,6 +18,7 @@ from meshwright.sync.combines import combine, combines, ways
 from meshwright.sync.fragments import GRADIENTS, Fragment, Stored, Weights, gathered, gradients
 from meshwright.sync.options import RuleOption
 from meshwright.sync.rules import SyncRule
+from meshwright.sync.scoped import scoped
 
 if TYPE_CHECKING:
     from meshwright.plan import Plan
@@ -34,6 +35,9 @@ def sums(field: str, decided: object) -> dict[str, Any]:
 
 def fragments(plan: Plan, policy: SyncPolicy, weights: Weights, stored: Stored) -> Iterator[Fragment]:
     """Gradients to the sums, and what is sharded gathered for the passes."""
+    if plan.layout.scopes:
+        yield from scoped(plan, weights, stored)
+        return
     if weights.trained:
         summed = gradients(plan, weights, stored)
         yield summed if policy.plain else msgspec.structs.replace(summed, codec=policy.codec, combine=policy.combine)
@@ -135,6 +139,7 @@ STEP = SyncRule(
     ),
     together=lambda plan: plan.layout.dp * plan.layout.cp,
     wrong=wrong,
+    scoped=True,
 )
 
 RULES = (STEP,)
