@@ -17,6 +17,7 @@ from meshwright.sync.record import USUAL
 OWN_STEPS = {
     "grow": "a batch that grows by the norm test",
     "align": "a learning rate for each part of the model",
+    "adversarial": "text whose embeddings are moved by older weights",
     "clusters": "a momentum for each cluster of the data",
 }
 #: The schedules that mean the same as no pipeline at all when there is one stage: a microbatch after the other.

@@ -30,8 +30,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     tokens, so that messages differ. ``layerwise``: the optimizer waits for norms of whole matrices. ``frozen``:
     there are forwards only; ``ahead``: microbatches that the schedule is further ahead with its forwards than it
     would be by itself; ``forwards``: passes of each microbatch, where they are what is learnt by; ``offload``: what
-    is moved to other tiers of memory, None where all is on the device. ``params`` are the schedule's, besides
-    sizes."""
+    is moved to other tiers of memory, None where all is on the device; ``adversarial``: each microbatch is passed
+    twice, and one of the next step as far as its inputs. ``params`` are the schedule's, besides sizes."""
 
     pp: int
     vpp: int
@@ -58,6 +58,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     frozen: bool = False
     encoded: bool = False
     layerwise: bool = False
+    adversarial: bool = False
     delay: int = 0
     early: bool = False
     parts: tuple[tuple[int, ...], ...] = ()
@@ -128,6 +129,7 @@ def facts_of(stages: Stages, params: dict[str, object] | None = None) -> Facts:
         forwards=stages.forwards,
         offload=plan.offload if plan.offload.any else None,
         layerwise=stages.train.optimizer in LAYERWISE,
+        adversarial=bool(stages.train.adversarial),
         encoded=exchanges
         and not stages.frozen
         and _coded(stages, GRADIENTS)

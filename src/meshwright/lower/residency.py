@@ -14,7 +14,9 @@ from meshwright.lower.state import gathered_bytes, static_bytes, unscattered_byt
 from meshwright.lower.tier_sizes import tier_bytes
 from meshwright.lower.tiers import Saved, Tiered
 from meshwright.lower.units import Composition, Unit, composition_of
+from meshwright.plan import Plan
 from meshwright.schedules.actions import BW, Actions, B, F, W
+from meshwright.spec.workload import Train
 from meshwright.sync.due import rounds
 
 #: Gradients of a stage that accumulate whole until its round ends.
@@ -102,7 +104,6 @@ def add_memory(
     allocates its stage's whole, and every reduction frees the part that it has scattered.
     """
     codes, losing = _Codes(facts), np.array(facts.losing)
-    split = bool(np.any(orders[0].kind == W))
     rounded = facts.pp > 1 and facts.scatters
     if rounded:
         whole = codes.whole(tuple(c.units for c in facts.compositions))
@@ -112,6 +113,8 @@ def add_memory(
         ends = np.append(starts[1:], len(compute.action)) - 1
         first, last = compute.task[starts], compute.task[ends]
         where = index * facts.pp + actions.rank_of()
+        place = actions.stage.astype(np.int64) * actions.num_microbatches + actions.microbatch
+        later = np.isin(place, place[actions.kind == W])
         for kind in (F, B, W, BW):
             at = np.flatnonzero(actions.kind == kind)
             if not len(at):
@@ -121,8 +124,11 @@ def add_memory(
             if kind == F and not facts.frozen and not tiered.saved:
                 builder.memory(first[at], where[at], False, codes.entry(SAVED, stage), "activations")
             elif kind != F and not tiered.saved:
-                which = FREED_BY_W if kind == W else FREED_BY_B if split and kind == B else FREED_BY_BW
-                builder.memory(last[at], where[at], True, codes.entry(which, stage), "activations")
+                first_half = (kind == B) & later[at]  # its W comes, where weights have gradients at all
+                for which, some in ((FREED_BY_W if kind == W else FREED_BY_BW, ~first_half), (FREED_BY_B, first_half)):
+                    if some.any():
+                        freed = codes.entry(which, stage[some])
+                        builder.memory(last[at][some], where[at][some], True, freed, "activations")
             losses = at[losing[stage]] if kind != W and not facts.frozen else at[:0]
             if len(losses):
                 task, which = (first, KEPT_LOGITS) if kind == F else (last, LOGITS_END)
@@ -192,6 +198,13 @@ def _constant(stages: Stages, actions: Actions, part: float | None) -> tuple[dic
     return tuple(out)
 
 
+def perturbation_bytes(plan: Plan, train: Train, hidden: int) -> float:
+    """Bytes of what the embedded text of a rank's next batch is moved by, as it is computed with."""
+    layout = plan.layout
+    tokens = train.tokens_per_step / (layout.dp * layout.cp * (layout.tp if layout.sp else 1))
+    return tokens * hidden * (4.0 if (plan.precision.compute or train.dtype) == "fp32" else 2.0)
+
+
 def _static(stages: Stages, held: list[int], each: dict[int, dict[str, float]]) -> dict[str, float]:
     plan = stages.plan
     out: dict[str, float] = dict(tier_bytes(stages, held)[""]) if plan.offload.any else {}
@@ -206,6 +219,8 @@ def _static(stages: Stages, held: list[int], each: dict[int, dict[str, float]]) 
             gathered += sum(sorted(parts)[-2:]) / plan.offload.tiles if plan.layout.pp == 1 else sum(parts)
     if gathered:
         out["gathered parameters"] = gathered
+    if stages.train.adversarial and 0 in held:
+        out["perturbation"] = perturbation_bytes(plan, stages.train, stages.model.hidden)
     if plan.layout.shards_gradients and plan.layout.pp == 1:
         # the layer in flight has its gradient whole until it is scattered
         segments = [s for stage in held for s in stages.compositions[stage].segments]

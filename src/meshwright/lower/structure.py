@@ -60,7 +60,9 @@ def schedule(draft: Draft) -> None:
     facts, params = draft.facts, dict(draft.facts.params)
     for count in facts.counts:
         count *= facts.forwards or 1
-        actions = schedules.build(facts.schedule, facts.pp, count, facts.vpp, **params)
+        actions = schedules.build(facts.schedule, facts.pp, count * (1 + facts.adversarial), facts.vpp, **params)
+        if facts.adversarial:  # what moves the next step's text, by weights that are not updated yet
+            actions = actions.then(schedules.build(facts.schedule, facts.pp, count, facts.vpp).to_inputs())
         draft.orders.append(actions.forwards() if facts.frozen else actions.ahead(facts.ahead))
 
 

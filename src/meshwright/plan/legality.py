@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import cache
 
 from meshwright.errors import Diagnostic
+from meshwright.plan.adversarial import RULES as ADVERSARIAL_RULES
 from meshwright.plan.facet import Field, wrong
 from meshwright.plan.facets import facets, fields
 from meshwright.plan.filling import rules as filling
@@ -50,7 +51,7 @@ def _filling(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterat
 
 @cache
 def _rules() -> tuple:
-    return (*(rule for facet in facets().values() for rule in facet.rules), *LAYER_RULES)
+    return (*(rule for facet in facets().values() for rule in facet.rules), *LAYER_RULES, *ADVERSARIAL_RULES)
 
 
 def of_serving(plan: Plan) -> Iterator[Diagnostic]:

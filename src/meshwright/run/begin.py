@@ -16,7 +16,7 @@ from meshwright.run.checkpoint.loading import CheckpointReader
 from meshwright.run.job import Job
 from meshwright.run.lora.peft import AdapterRecord, load_adapter, load_base, record_of
 from meshwright.run.mesh import ProcessMesh
-from meshwright.run.resume import wanted_of
+from meshwright.run.resume import moves_on, wanted_of
 from meshwright.run.trainer import Trainer
 from meshwright.run.weights import load_weights
 
@@ -39,6 +39,8 @@ def begin(job: Job, trainer: Trainer) -> None:
         for one in anew:
             one.values.copy_(torch.stack(one.parts).sum(0) * one.share)
         trainer.set_step(meta.step)
+        if trainer.adversary is not None:
+            trainer.adversary.ready = moves_on(meta, job.plan.text(), job.train)
         trainer.sequences = meta.extra.get("sequences", meta.step * job.train.global_batch)
         if job.train.grow and meta.extra.get("batch", 0) > trainer.train.global_batch:
             trainer.take(meta.extra["batch"])

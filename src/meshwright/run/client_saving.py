@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from meshwright.run.trainer import Trainer
 
 
-class Head(msgspec.Struct, frozen=True):
+class LetterHead(msgspec.Struct, frozen=True):
     """A letter without its bytes, and how many those are; -1 for one without any."""
 
     kind: int
@@ -45,7 +45,7 @@ class Head(msgspec.Struct, frozen=True):
     num_bytes: int = -1
 
     @classmethod
-    def of(cls, letter: Letter) -> Head:
+    def of(cls, letter: Letter) -> LetterHead:
         return cls(*letter[:-1], -1 if letter.body is None else len(letter.body))
 
     def letter(self, body: torch.Tensor | None = None) -> Letter:
@@ -57,9 +57,9 @@ class ClientStands(msgspec.Struct, frozen=True):
     its last answer, and the names of the tensors that go with these."""
 
     steps: int
-    task: Head | None
+    task: LetterHead | None
     losses: list[float]
-    answer: Head | None
+    answer: LetterHead | None
     tensors: dict[str, int]
 
 
@@ -88,7 +88,7 @@ class ServerStands(msgspec.Struct, frozen=True):
     wakes: list[tuple[float, int]]
     given: dict[int, GivenTask]
     working: list[int]
-    arrived: list[tuple[Head, GivenTask]]
+    arrived: list[tuple[LetterHead, GivenTask]]
     kept: list[int]
     models: int
     masked: bool
@@ -123,7 +123,7 @@ def served(trainer: Trainer, flat: Flat) -> list[tuple[TensorPiece, slice]]:
 
 
 def tensors_of(client: ClientLoop) -> dict[str, torch.Tensor]:
-    """What a client has besides its parameters and moments."""
+    """The tensors that a client has besides its parameters and moments."""
     corrected, mask = client.corrected, None if client.pruned is None else client.pruned.model.mask
     found = {
         "begun": None if client.working is None else client.begun,
@@ -149,9 +149,9 @@ class ClientSaver:
         answered = client.working is None and client.answer is not None
         stands = ClientStands(
             steps=client.trainer.step_count,
-            task=None if client.working is None else Head.of(client.working[0]),
+            task=None if client.working is None else LetterHead.of(client.working[0]),
             losses=[] if client.working is None else list(client.working[1]),
-            answer=Head.of(client.answer) if answered else None,
+            answer=LetterHead.of(client.answer) if answered else None,
             tensors={name: len(values) for name, values in extra.items()},
         )
         some = [run_of(f"client-{client.client}/{name}", values) for name, values in extra.items()]
@@ -249,7 +249,7 @@ def standing(server: ServerLoop) -> tuple[ServerStands, dict[str, torch.Tensor]]
         return GivenTask(one.task, one.version, one.at_s, number)
 
     working = sorted(server.working)
-    arrived = [(Head.of(letter), given(one)) for letter, one in server.arrived.values()]
+    arrived = [(LetterHead.of(letter), given(one)) for letter, one in server.arrived.values()]
     mask = None if server.pruned is None else server.pruned.mask
     stands = ServerStands(
         state=msgspec.to_builtins(server.state, str_keys=True),

@@ -212,7 +212,8 @@ class RankRun:
             if self.trainer.round_ended:
                 self.votes.cast(launch.stop.requested or (self.hook is not None and self.hook.stops))
             batch = self._batch(self.trainer.step_count)
-            result = self.trainer.step(batch)
+            following = None if self.trainer.adversary is None else self._batch(self.trainer.step_count + 1)
+            result = self.trainer.step(batch, following)
             if not result.updated:
                 if not self.trainer.rounds.apart:  # replicas that went on alone have no step in common to go back to
                     self._save()

@@ -202,6 +202,7 @@ class Stage(nn.Module):
         """Hidden states in (None for the first stage), hidden states or the scaled loss out."""
         if self.embedding is not None:
             x = self.embedding(p)
+            x = x if p.moved is None else p.moved(x)
         if self.order:
             parts = [part for layer in self.layers for part in layer.parts]
             x = through(x, parts, p, self.tp, count=self.order[0], lag=self.order[1])

@@ -55,7 +55,8 @@ class Pass(NamedTuple):
     different groups of ranks share; () where all of it is shared alike. ``local`` are the cosines and sines of layers
     that slide, where they have their own. ``core`` stands in for the core of every layer's attention where keys and
     values are not those of the pass alone, as in serving: it is called with the layer's
-    :class:`~meshwright.run.self_attention.HeadsCore`, q [b, s, heads, d], k and v [b, s, kv_heads, d].
+    :class:`~meshwright.run.self_attention.HeadsCore`, q [b, s, heads, d], k and v [b, s, kv_heads, d]. ``moved`` gives
+    the embedded text [s, b, hidden] that is gone on with in place of what it is called with.
     """
 
     tokens: torch.Tensor
@@ -69,6 +70,7 @@ class Pass(NamedTuple):
     segments: tuple[Segment, ...] = ()
     local: tuple[torch.Tensor, torch.Tensor] | None = None
     core: Callable[..., torch.Tensor] | None = None
+    moved: Callable[[torch.Tensor], torch.Tensor] | None = None
 
 
 class Shared(NamedTuple):

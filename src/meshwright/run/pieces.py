@@ -27,8 +27,10 @@ POINT = "reference_point"
 ROUTE, JUDGED = "route_of", "route_judged"
 #: What clients and their server have on the way: models that tasks began with, and messages.
 CLIENT = "client_state"
+#: What a rank moves the embedded text of its next batch by.
+PERTURBATION = "perturbation"
 #: States of tensors that are no parameters.
-ALONE = (FACTOR, ROUTE, JUDGED, CLIENT)
+ALONE = (FACTOR, ROUTE, JUDGED, CLIENT, PERTURBATION)
 
 
 class Part(NamedTuple):

@@ -63,11 +63,13 @@ class Places(NamedTuple):
         return before, after
 
 
-def places(plan: Plan, model: Model, rank: int, global_batch: int, params: Mapping[str, Any]) -> Places:
+def places(
+    plan: Plan, model: Model, rank: int, global_batch: int, params: Mapping[str, Any], passes: int = 1
+) -> Places:
     """The pools of a legal, executable plan, on the rank `rank` of the job. `params` are those of its schedule, or of
-    each pool's by its name."""
+    each pool's by its name. Of one pool each microbatch has so many `passes`."""
     if not plan.several:
-        actions = order(plan, plan.num_microbatches(global_batch), dict(params))
+        actions = order(plan, passes * plan.num_microbatches(global_batch), dict(params))
         own = Place(plan.pools[0], (0, model.num_layers), actions)
         return Places(plan, (own,), own)
     every = []

@@ -7,11 +7,12 @@ import torch
 from meshwright.errors import MeshwrightError
 from meshwright.run.agree import agree
 from meshwright.run.average import BEGUN, of_round
-from meshwright.run.checkpoint.format import find, read_index
+from meshwright.run.checkpoint.format import Meta, find, read_index
 from meshwright.run.coded import Added, Anew, laid_anew, of_code
 from meshwright.run.outer import MOMENTUM
-from meshwright.run.pieces import PARAM, POINT, TensorPiece
+from meshwright.run.pieces import PARAM, PERTURBATION, POINT, TensorPiece
 from meshwright.run.trainer import Trainer
+from meshwright.spec.workload import Train
 from meshwright.sync.policy import read
 from meshwright.sync.rounds import in_common
 
@@ -54,9 +55,10 @@ def wanted_of(out: str, plan: str, trainer: Trainer) -> tuple[list[TensorPiece],
             help=f"go on with sync={before} and {replicas} replicas to the end of the round, then change the plan",
         )
     if goes_on:
-        found = trainer.pieces()
+        moved = moves_on(meta, plan, trainer.train)
+        found = [p for p in trainer.pieces() if moved or p.key != PERTURBATION]
     else:
-        found = [p for p in trainer.pieces(shared=not same) if not of_round(p.key)]
+        found = [p for p in trainer.pieces(shared=not same) if not of_round(p.key) and p.key != PERTURBATION]
         if not joined:  # replicas never hold the same: what they had in common at the last exchange
             found = [p._replace(key=BEGUN) if p.key == PARAM else p for p in trainer.pieces(shared=True)]
         if read(before).outer.momentum:
@@ -69,6 +71,11 @@ def wanted_of(out: str, plan: str, trainer: Trainer) -> tuple[list[TensorPiece],
         return rest, []
     parts, anew = laid_anew(found, known.get("copies", 1), trainer.copies)
     return rest + parts, anew
+
+
+def moves_on(meta: Meta, plan: str, train: Train) -> bool:
+    """Whether what the next batch's text is moved by is taken from a checkpoint: one of the same plan and workload."""
+    return meta.plan == plan and meta.extra.get("workload") == train.text()
 
 
 def _mean_of(trainer: Trainer, replicas: int) -> tuple[list[TensorPiece], Anew]:

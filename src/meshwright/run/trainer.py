@@ -20,6 +20,7 @@ from meshwright.plan.facets.sequence import STATIC
 from meshwright.plan.slices import Portions, own_plan
 from meshwright.run import fp8
 from meshwright.run.adapt import adapt
+from meshwright.run.adversary import Adversary
 from meshwright.run.attention import local_positions
 from meshwright.run.average import Rounds
 from meshwright.run.coded import CodedSum
@@ -34,6 +35,7 @@ from meshwright.run.hot import HotChoice
 from meshwright.run.links import Link
 from meshwright.run.lora.base import Base
 from meshwright.run.mesh import ProcessMesh
+from meshwright.run.microbatches import passes_of
 from meshwright.run.moments import moments_on
 from meshwright.run.optimizer import Optimizer, stepping
 from meshwright.run.parameters import Maker
@@ -87,7 +89,7 @@ class Trainer:
             plan = own_plan(plan, self.portions, mesh["dp"].index)
         batch = counts[mesh["dp"].index] * plan.layout.dp * plan.pipeline.microbatch if counts else train.global_batch
         needed(plan, mesh.device.type)
-        self.places = places(plan, model, mesh.rank, batch, schedule_params or {})
+        self.places = places(plan, model, mesh.rank, batch, schedule_params or {}, 2 if train.adversarial else 1)
         #: Where this rank is among the plan's pools; its own plan is its pool's.
         self.place = own = self.places.own
         plan = own.pool.plan
@@ -183,11 +185,27 @@ class Trainer:
         links = [link.edges() for link in (before, after) if link is not None]
         connect([*self.pipeline.edges(), *itertools.chain(*links)], mesh.rank, mesh.device)
         self.rotary = rotaries(self.positions, model, types.compute)
+        self.adversary: Adversary | None = None
+        if train.adversarial:
+            self._oppose(train.adversarial)
 
     # -- building
 
+    def _oppose(self, part: float) -> None:
+        """Have text moved by a part of its embeddings' length, along gradients by the weights of the step before."""
+        layout = self.plan.layout
+        count, sharded = self.plan.num_microbatches(self.train.global_batch), layout.sp and layout.tp > 1
+        actions = order(self.plan, count, self.schedule_params).to_inputs()
+        shape = (count, *self.hidden_states().shape)
+        self.adversary = Adversary(self._pipeline(actions, due=False), self.mesh, part, shape, sharded)
+
     def _pipeline(
-        self, actions: Actions, before: Link | None = None, after: Link | None = None, judged: bool = False
+        self,
+        actions: Actions,
+        before: Link | None = None,
+        after: Link | None = None,
+        judged: bool = False,
+        due: bool = True,
     ) -> RankPipeline:
         plan = self.plan
         if (self.projected is not None) != judged:  # those that are judged have been made so before
@@ -198,7 +216,7 @@ class Trainer:
             self.stages,
             message=self.hidden_states,
             blocking_sends=not plan.overlap.pp,
-            due=np.zeros(len(actions.kind), bool) if judged else due_after(actions, final_due(plan.layout)),
+            due=np.zeros(len(actions.kind), bool) if judged or not due else due_after(actions, final_due(plan.layout)),
             final=self._final,
             before=before,
             after=after,
@@ -211,7 +229,8 @@ class Trainer:
 
     def forwards(self) -> RankPipeline:
         """The passes of a step without their backwards: those of held-out text."""
-        return self._pipeline(self.pipeline.actions, *self._links(backward=False), judged=True)
+        actions = self.pipeline.actions if self.adversary is None else self.adversary.pipeline.actions
+        return self._pipeline(actions, *self._links(backward=False), judged=True)
 
     def take(self, batch: int) -> None:
         """Go on with global batches of so many sequences, in as many more microbatches."""
@@ -264,14 +283,16 @@ class Trainer:
 
     # -- training
 
-    def step(self, batch: Batch) -> StepResult:
+    def step(self, batch: Batch, following: Batch | None = None) -> StepResult:
         """One optimizer step on this data-parallel rank's rows [rows of a global batch / dp, row tokens + 1], or, with
-        groups of ranks, on all of a global batch."""
+        groups of ranks, on all of a global batch. Adversarial steps are told the batch `following`."""
         record = recorder()
         record.step_begin(self.step_count)
         if self.projected is not None:
             return self._projected_step(self.projected, batch)
         passes = self.passes(batch)
+        if self.adversary is not None and not self.adversary.ready:  # there is no step before
+            self.adversary.find(passes, self._wait_to_write)
         if self.referenced is not None:
             self._wait_to_write()  # to go half-way is a write as well
             self.referenced.begin(self.step_count, partial(self._gradients, passes))
@@ -279,7 +300,7 @@ class Trainer:
         if self.curvature is not None:
             self._wait_to_write()
             self.curvature.gather(self.step_count, partial(self._gradients, passes), self.publish)
-        total = self._gradients(passes)
+        total = self._gradients(passes, following)
         self.rounds.price()
         for wait in self.before_totals:
             wait()
@@ -323,17 +344,20 @@ class Trainer:
         for wait in self.before_update:
             wait()
 
-    def _gradients(self, passes: list[Pass]) -> torch.Tensor:
-        """Run a step's passes and sum their gradients; this rank's part of the loss."""
+    def _gradients(self, passes: list[Pass], following: Batch | None = None) -> torch.Tensor:
+        """Run a step's passes and sum their gradients; this rank's part of the loss. While they are summed, find what
+        the text of the batch `following` is moved by."""
         for exchange in self.exchanges:
             exchange.reset()
         for router in self.routers:
             router.begin_step()
         self.biases.begin()
         self.heat.begin()
-        total = self.pipeline.run(passes)
+        total = self.pipeline.run(passes if self.adversary is None else self.adversary.both(passes))
         for one in self.coded:
             one.advance()
+        if self.adversary is not None and following is not None:
+            self.adversary.find(self.passes(following), self._wait_to_write)
         for exchange in self.exchanges:
             exchange.finish()
         return total
@@ -380,7 +404,14 @@ class Trainer:
             return found
         points = () if self.referenced is None else self.referenced.pieces()
         routes = () if self.routes is None else self.routes.pieces(self.mesh.first)
-        return [*self.rounds.named(found), *points, *routes, *(piece for one in self.coded for piece in one.pieces())]
+        moved = () if self.adversary is None else self.adversary.pieces()
+        return [
+            *self.rounds.named(found),
+            *points,
+            *routes,
+            *moved,
+            *(piece for one in self.coded for piece in one.pieces()),
+        ]
 
     def common_pieces(self) -> list[TensorPiece]:
         """Parameters and moments that this rank holds at the end of a round, named as what every replica has in common:
@@ -406,40 +437,7 @@ class Trainer:
     def passes(self, batch: Batch) -> list[Pass]:
         """The microbatches of a batch, cut to this context-parallel rank; where ranks share documents in groups of
         their own, of a whole global batch, and in as many rounds as they take."""
-        if self.groups is not None:
-            return self._grouped(self.groups.of(batch), batch)
-        (length, _, size), device = self.shape, self.mesh.device
-        count, at_dp = self.plan.num_microbatches(self.train.global_batch), self.mesh["dp"].index
-        count = self.portions.counts[at_dp] if self.portions.counts else count
-        if batch.tokens.shape != (count * size, length + 1):
-            raise ValueError(f"a batch of shape {tuple(batch.tokens.shape)} for {count} x {size} rows of {length}")
-        tokens = batch.tokens.to(device)
-        targets = tokens[:, 1:] if batch.targets is None else batch.targets.to(device)
-        at = self.positions
-        first = self.mesh["dp"].index * count * size
-        mine = torch.tensor(self.rows() or range(first, first + count * size), device=device)
-        out = []
-        for i in range(count):
-            some = slice(i * size, (i + 1) * size)
-            numbers = mine[some]
-            places, rotary = at, self.rotary
-            if batch.positions is not None:
-                places = batch.positions[some].to(device)[:, at]
-                rotary = rotaries(places, self.model, self.types.compute)
-            out.append(
-                Pass(
-                    tokens=tokens[some, :-1][:, at],
-                    targets=targets[some][:, at],
-                    positions=places,
-                    documents=None if batch.documents is None else batch.documents[some].to(device),
-                    **rotary,
-                    rows=at.unsqueeze(1) + numbers.unsqueeze(0) * length,
-                    scale=(self.weights[i] if self.weights else self.rounds.replicas)
-                    / (batch.num_targets or self.train.tokens_per_step),
-                    step=self.step_count,
-                )
-            )
-        return out
+        return self._grouped(self.groups.of(batch), batch) if self.groups is not None else passes_of(self, batch)
 
     def _grouped(self, rows: list[GroupRow], batch: Batch) -> list[Pass]:
         """The microbatches of a rank's rows, one a round; the pipeline runs as many."""

@@ -75,6 +75,33 @@ class Actions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             microbatch=self.microbatch[kept],
         )
 
+    def to_inputs(self) -> Actions:
+        """Return the schedule without gradients of weights: all backwards are to inputs alone."""
+        kept = self.kind != W
+        before = np.append(0, np.cumsum(kept))
+        return msgspec.structs.replace(
+            self,
+            rank_ptr=before[self.rank_ptr],
+            kind=np.where(self.kind == BW, B, self.kind).astype(np.uint8)[kept],
+            stage=self.stage[kept],
+            microbatch=self.microbatch[kept],
+        )
+
+    def then(self, other: Actions) -> Actions:
+        """Return the schedule with another one behind it on every rank, of microbatches that are numbered on."""
+        columns = {}
+        for name in ("kind", "stage", "microbatch"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            theirs = theirs + (self.num_microbatches if name == "microbatch" else 0)
+            parts = zip(np.split(mine, self.rank_ptr[1:-1]), np.split(theirs, other.rank_ptr[1:-1]))
+            columns[name] = np.concatenate([one for pair in parts for one in pair]).astype(mine.dtype)
+        return msgspec.structs.replace(
+            self,
+            num_microbatches=self.num_microbatches + other.num_microbatches,
+            rank_ptr=self.rank_ptr + other.rank_ptr,
+            **columns,
+        )
+
     def ahead(self, count: int) -> Actions:
         """The same forwards in their order and the same backwards in theirs, with `count` more microbatches forward
         before each backward, as far as there are any: room for a round trip through what comes after the last stage."""

@@ -95,7 +95,8 @@ class Unfolded:
         passes = self.folded[graph.cost_key] >= 0
         width = max(self.counts) + 1
         code = graph.cost_key.astype(np.int64) * width
-        code += np.where(passes, graph.attribute("microbatch").astype(np.int64), width - 1)
+        drawn = graph.attribute("microbatch").astype(np.int64) % max(self.counts)  # of several passes of one the same
+        code += np.where(passes, drawn, width - 1)
         keys, back = np.unique(code, return_inverse=True)
         role, microbatch = keys // width, keys % width
         names = [self.lowered.programs[p].name for p in self.program[role].tolist()]

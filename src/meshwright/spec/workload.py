@@ -117,7 +117,9 @@ class Train(msgspec.Struct, frozen=True, kw_only=True):
     on so many parts of the text, and each part has a momentum of its own. ``routing`` is how often a mixture's router
     chooses each expert. ``balance`` adds ``balance_weight`` times the routers' balance loss, of each rank's
     ``micro``batch or of the ``global`` batch, and ``locality`` so many times the probability of experts on other nodes.
-    ``bias_rate`` is how far every step moves the selection biases of routers towards even loads; 0: they stay.
+    ``adversarial``: half of a step's loss is that of its text with embeddings moved so far, in parts of their own
+    length, along the gradient by weights one step old; 0: none. ``bias_rate`` is how far every step moves the selection
+    biases of routers towards even loads; 0: they stay.
     ``frames``: a sequence is a video of so many frames; 0: it is none.
     """
 
@@ -137,6 +139,7 @@ class Train(msgspec.Struct, frozen=True, kw_only=True):
     most: int = 0
     align: float = 0.0
     clusters: int = 0
+    adversarial: float = 0.0
     routing: Routing | None = None
     balance: str = ""
     balance_weight: float = BALANCE_WEIGHT
@@ -210,6 +213,8 @@ class Train(msgspec.Struct, frozen=True, kw_only=True):
             parts.append(f"clusters={self.clusters}")
         if self.align:
             parts.append(f"align={self.align:g}")
+        if self.adversarial:
+            parts.append(f"adversarial={self.adversarial:g}")
         if self.routing is not None:
             parts.append(f"routing={self.routing.text()}")
         if self.balance or self.bias_rate:
@@ -412,6 +417,7 @@ _READERS = {
     "grow": ("grow", _bound, "a bound of the norm test, above 0 and up to 100"),
     "most": ("most", _count, "a positive number of sequences up to 1e9"),
     "align": ("align", _part, "a part of one above 0 and below 1, such as 0.97"),
+    "adversarial": ("adversarial", _part, "a part of the embeddings' length above 0 and below 1, such as 0.05"),
     "routing": ("routing", read_routing, "zipf:s=1.2 (with ;affinity= and ;near=), or a .json file"),
     "balance": (
         "balance",

@@ -7,7 +7,7 @@ from meshwright.errors import Diagnostic
 
 def contradictions(values: dict[str, object], place: str) -> list[Diagnostic]:
     """Return W002 for each pair of what a workload's keys say that does not go together."""
-    return [*_growing(values, place), *_clustered(values, place), *_filmed(values, place)]
+    return [*_growing(values, place), *_clustered(values, place), *_opposed(values, place), *_filmed(values, place)]
 
 
 def _growing(values: dict[str, object], place: str) -> list[Diagnostic]:
@@ -33,6 +33,27 @@ def _clustered(values: dict[str, object], place: str) -> list[Diagnostic]:
         if key in values:
             found.append((f"steps take turns on clusters, and {key}= lays out the data by itself", f"drop {key}="))
     return [Diagnostic(code="W002", message=message, place=said, help=help) for message, help in found]
+
+
+def _opposed(values: dict[str, object], place: str) -> list[Diagnostic]:
+    """W002 for adversarial steps, whose next batch is known a step before, of data that is laid out otherwise."""
+    if "adversarial" not in values:
+        return []
+    said, found = f"{place} adversarial={values['adversarial']:g}", []
+    for key in ("grow", "align", "clusters", "routing", "frames", "lora", "lora.rank"):
+        if key in values:
+            word = key.partition(".")[0]
+            found.append((f"gradients of moved text are half of a step, and {word}= goes by those of a text", word))
+    if values.get("phase") == "lora" and not found:
+        found.append(("adapters leave the embeddings as they are", "phase"))
+    if values.get("pack") in ("balanced", "reordered"):
+        found.append(
+            (f"pack={values['pack']} lays out every batch by what it costs, and moved text costs more", "pack")
+        )
+    return [
+        Diagnostic(code="W002", message=message, place=said, help=f"drop {word}=, or adversarial=")
+        for message, word in found
+    ]
 
 
 def _filmed(values: dict[str, object], place: str) -> list[Diagnostic]:
