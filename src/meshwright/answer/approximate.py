@@ -87,6 +87,16 @@ def _often(every: int) -> str:
 def _mixed(plan: Plan, policy: SyncPolicy, rounds: RoundTimes | None) -> str:
     """Say that replicas mix their parameters with those of some others, and how soon they agree."""
     replicas, known = num_replicas(plan, policy), ""
+    if policy.clocks is not None:
+        often = 2 * policy.clocks.rate(replicas) / replicas
+        said = (
+            f"sync={plan.sync.policy} is approximate: replicas step and meet by clocks of their own, each {often:.3g} "
+            "times for each gradient step in the mean, one other at a time; losses are not those of one process"
+        )
+        if rounds is None:
+            return said
+        inner, meets = seconds(rounds.inner_s), seconds(rounds.averaging_s - rounds.inner_s)
+        return f"{said}. A step takes {inner}, and its meetings {meets} with what they wait for; nobody waits for all"
     if policy.priced:
         met = most_heard(policy.group, replicas)
         also = ", moved by noise: they sample, and do not settle" if policy.mix.noise else ""

@@ -277,7 +277,8 @@ def _attribution(run: Simulated, timeline: Timeline) -> dict[str, float]:
     inner = attribution(from_times(run.lowered.graph, *one.times), one.causes)
     split = {cause: one.over(inner[cause], seconds) for cause, seconds in split.items()}
     if len(one.parts) == 1 and not one.lag:
-        return split
+        least = 1e-12 * one.mean_s  # what is left where two equal numbers are taken apart
+        return {cause: seconds if seconds > least else 0.0 for cause, seconds in split.items()}
     split["optimizer"] += sum(part.applies_s - one.inner_s for part in one.parts) / one.every
     split["dp"] += one.mean_s - sum(split.values())  # what is waited for, and parts that take less than the one shown
     return split

@@ -37,6 +37,7 @@ from meshwright.lower.units import Unit, composition_of, named
 from meshwright.schedules.actions import W
 from meshwright.spec.architecture import EMBEDDING, HEAD
 from meshwright.spec.matrices import num_matrices
+from meshwright.sync.clocks import edges
 from meshwright.sync.codecs import Tensor, codec
 from meshwright.sync.fragments import (
     DENSE,
@@ -304,7 +305,8 @@ class Binder:
         every, lag = max(f.every for f in found), max(f.lag for f in found)
         turns = max((turns_of(self.policy, f.replica.size) for f in found if f.due == EVERY), default=0)
         every, applies = every * max(1, turns), role.what == DECODE and (every > 1 or lag > 0 or turns > 1)
-        return {"every": every, "part": role.part, "lag": lag, "applies": applies}
+        clocked = self.policy.clocks is not None
+        return {"every": every, "part": role.part, "lag": lag, "applies": applies, "clocked": clocked}
 
     def over(self, fragments: Iterable[Fragment], start: int, turn: int = 0) -> tuple[tuple[str, float, Group], ...]:
         """The collectives of fragments that are due together, on the ranks around `start`."""
@@ -319,6 +321,9 @@ class Binder:
         key = one.among.name, start, turn, parts
         if key not in self._meetings:
             met = parts.messages() if parts else messages(graph(self.policy.group, one.among.size).at(turn))
+            if self.policy.clocks is not None:  # two meet at a time: those that are furthest apart
+                i, j = max(edges(graph(self.policy.group, one.among.size)), key=lambda pair: pair[1] - pair[0])
+                met = [(i, j, 1.0), (j, i, 1.0)]
             self._meetings[key] = meeting(self.mesh, group, start, list(met))
         return self._meetings[key]
 

@@ -71,7 +71,8 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
 
     ``name`` is for people, and says the pass and the layers. ``every``: the task is one of every so many steps, of
     those in which this ``part`` of the layers is due; ``applies`` what was sent ``lag`` steps before. ``yields``: each
-    message of an exchange lets exchanges of experts' tokens go before it, where they share a port.
+    message of an exchange lets exchanges of experts' tokens go before it, where they share a port. ``clocked``: the
+    task is due when clocks of replicas say so, which no step knows.
     """
 
     kind: str
@@ -90,8 +91,9 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     lag: int = 0
     applies: bool = False
     yields: bool = False
+    clocked: bool = False
 
     @property
     def rare(self) -> bool:
         """Whether it is one of several steps that has the task, or another one waits for it."""
-        return self.every > 1 or self.lag > 0
+        return self.every > 1 or self.lag > 0 or self.clocked

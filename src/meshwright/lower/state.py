@@ -136,6 +136,8 @@ def updated_bytes(plan: Plan, train: Train) -> float:
         more = master
     if policy.priced:  # duals added to gradients, and parameters pulled to the middle between neighbours
         more = 2 * grads + master + 3 * master
+    if policy.clocks is not None:  # six values mixed twice, and three of them moved by the gradient
+        more = 24 * master + 3 * master
     if policy.pruning is not None:  # values aside, masked, and put back
         more = 5 * master
     if train.grow or train.align:  # squares of a rank's own gradients

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import ceil
 from typing import Any
 
@@ -17,6 +17,7 @@ from meshwright.run.optimizer import Optimizer
 from meshwright.run.outer import ARRIVED, MOMENTUM, OWN, OuterStep
 from meshwright.run.pieces import JUDGED, ROUTE, TensorPiece
 from meshwright.run.sync import HeldElements
+from meshwright.run.ticking import MOMENTA, Ticking, TickingValues
 from meshwright.sync.fragments import MOMENTS, PARAMETERS, Fragment
 from meshwright.sync.record import Outer, SyncPolicy
 from meshwright.sync.rounds import begun, ended, since_due
@@ -131,6 +132,10 @@ class Average:
         yield from self.sum.factor_pieces(any(h.owner for h in self.held), self.place)
 
 
+#: What keeps a fragment together, in one way or another.
+Averaged = Average | MixedMean | PricedMean | TickingValues
+
+
 class Rounds:
     """Keeps replicas together that take steps of their own: at their steps of a round, parts of the layers are sent,
     and applied at once or steps later. A plan whose replicas step together has rounds of one step and nothing to send.
@@ -146,11 +151,15 @@ class Rounds:
         seed: int = 0,
     ):
         """`parts`: the parameters of each ((stage, segment), kind). `seed`: that of codes that draw."""
-        self.policy, self.mesh = policy, mesh
+        self.policy, self.mesh, self.optimizer = policy, mesh, optimizer
         #: Which of the sets of ranks that step together this rank is in, by their first ranks, and how many there are.
         firsts = sorted({ranks[0] for ranks in members(mesh.plan)["worker"]})
         self.replica, self.replicas = firsts.index(mesh["worker"].ranks[0]), len(firsts)
         self.averages = _averages(fragments, parts, optimizer, mesh, seed)
+        #: The clock of this replica, where each has one.
+        self.ticking: Ticking | None = None
+        if policy.clocks is not None:
+            self.ticking = Ticking(policy.clocks, self.averages, self.replica, self.replicas, optimizer.settings.lr)
         self._sound, self._votes = True, dict[int, tuple[torch.Tensor, dist.Work]]()
 
     @property
@@ -178,6 +187,25 @@ class Rounds:
             every = [data[rank] for rank in average.group.ranks]
             average.weight = data[self.mesh.rank] * len(every) / sum(every)
 
+    def meet(self, step: int, ready: Sequence[Callable[[], None]], publish: Callable[[], None]) -> None:
+        """Meet whom the clock of this replica has it meet before its gradient step, once values are `ready` to be
+        written, and `publish` them; nothing where it has no clock."""
+        if self.ticking is not None:
+            for wait in ready:
+                wait()
+            self.ticking.until_gradient(step)
+            publish()
+
+    def update(self, step: int, norm: float) -> None:
+        """Step along the gradient: by the optimizer, pulled to the middle between neighbours where prices are kept,
+        or as the clock of this replica has it."""
+        settings = self.optimizer.settings
+        if self.ticking is not None:
+            self.ticking.after_gradient(step, settings.lr_at(step), settings.weight_decay)
+            return
+        self.optimizer.update(step, norm)
+        self.pull(settings.lr_at(step))
+
     def price(self) -> None:
         """Add the prices of differing from neighbours to the gradients of a step, where replicas keep some."""
         for average in self.averages if self.policy.priced else ():
@@ -191,7 +219,7 @@ class Rounds:
     def step(self, count: int, finite: bool) -> bool:
         """End the step that makes so many. Parts that are due are sent, those that were sent long enough ago applied,
         unless a step of a replica was not finite since the last exchange: that is learnt, and said, then alone."""
-        if not self.averages:
+        if not self.averages or self.ticking is not None:
             return finite
         self._sound &= finite
         sound, delay, when = True, self.policy.delay, self.policy.when
@@ -220,7 +248,7 @@ class Rounds:
     def _begun(self, part: int, step: int) -> int:
         return begun(self.policy, part, step)
 
-    def _of(self, part: int) -> list[Average | MixedMean | PricedMean]:
+    def _of(self, part: int) -> list[Averaged]:
         return [average for average in self.averages if average.part == part]
 
     def _vote(self, part: int) -> None:
@@ -266,12 +294,12 @@ class Rounds:
 
 def of_round(key: str) -> bool:
     """Whether a state is what a round keeps, or which sequences replicas train on."""
-    return key.partition("@")[0] in (BEGUN, ARRIVED, MOMENTUM, OWN, KNOWN, HEARD, DUAL, MIDDLE, ROUTE, JUDGED)
+    return key.partition("@")[0] in (BEGUN, ARRIVED, MOMENTUM, OWN, KNOWN, HEARD, DUAL, MIDDLE, *MOMENTA, ROUTE, JUDGED)
 
 
 def _averages(
     fragments: Iterable[Fragment], parts: Mapping[Any, Any], optimizer: Optimizer, mesh: ProcessMesh, seed: int
-) -> list[Average | MixedMean | PricedMean]:
+) -> list[Averaged]:
     """The averages of what the optimizer holds."""
     kinds = {parameter.info.name: key for key, some in parts.items() for parameter in some}
     held: dict[Any, list[int]] = {}
@@ -283,7 +311,7 @@ def _averages(
         mine = [optimizer.held[i] for i in numbers]
         kind = Average
         if fragment.mix is not None:
-            kind = PricedMean if fragment.mix.priced else MixedMean
+            kind = PricedMean if fragment.mix.priced else TickingValues if fragment.mix.clocks else MixedMean
         if fragment.what == PARAMETERS and mine:
             out.append(kind(fragment, mine, [h.master for h in mine], mesh, seed))
         elif fragment.what == MOMENTS and mine:

@@ -300,6 +300,7 @@ class Trainer:
         if self.curvature is not None:
             self._wait_to_write()
             self.curvature.gather(self.step_count, partial(self._gradients, passes), self.publish)
+        self.rounds.meet(self.step_count, (self._wait_to_write, self.settle), self.publish)
         total = self._gradients(passes, following)
         self.rounds.price()
         for wait in self.before_totals:
@@ -324,8 +325,7 @@ class Trainer:
             self._wait_to_write()
             if not self.rounds.policy.early:
                 with record.span("optimizer"):
-                    self.optimizer.update(self.step_count, norm)
-                    self.rounds.pull(self.settings.lr_at(self.step_count))
+                    self.rounds.update(self.step_count, norm)
             self.biases.move(self.mesh.device)
         self.heat.choose(self.mesh.device)
         for one in self.coded:

@@ -23,6 +23,7 @@ from meshwright.lower.program import Program
 from meshwright.simulate import clock
 from meshwright.simulate.engine import Times, makespans
 from meshwright.simulate.price import Priced
+from meshwright.simulate.ticking import meetings_a_step
 from meshwright.sync.fragments import HOPS, NEIGHBOURS
 from meshwright.sync.rounds import due_at
 
@@ -47,7 +48,8 @@ class PartTimes(NamedTuple):
 class Round(NamedTuple):
     """Steps of replicas that exchange in ``every`` of them each of their ``parts`` once, and apply it ``lag`` steps
     later: seconds of an ``inner`` step in which nothing is due. ``slows_s`` are seconds that a round's exchanges take
-    from the kernels beside them. ``causes`` [num_keys, causes] and (start, end) are of an inner step's tasks."""
+    from the kernels beside them, and ``exchanges`` how many times as long as one of each part they take. ``causes``
+    [num_keys, causes] and (start, end) are of an inner step's tasks."""
 
     every: float
     lag: int
@@ -56,12 +58,14 @@ class Round(NamedTuple):
     slows_s: float
     causes: np.ndarray
     times: Times
+    exchanges: float = 1.0
 
     @property
     def averaging_s(self) -> float:
         """Seconds of a step that exchanges, with those that it makes others take longer, in the mean over parts."""
         if not self.lag:
-            return sum(p.sends_s for p in self.parts) / len(self.parts)
+            sends_s = sum(p.sends_s for p in self.parts) / len(self.parts)
+            return self.inner_s + (sends_s - self.inner_s) * self.exchanges
         extra = sum(p.sends_s + p.applies_s - 2 * self.inner_s + p.waits_s for p in self.parts) + self.slows_s
         return self.inner_s + extra / len(self.parts)
 
@@ -73,12 +77,12 @@ class Round(NamedTuple):
     @property
     def mean_s(self) -> float:
         """Seconds of a step, over a round."""
-        return self.over(self.inner_s, self.averaging_s)
+        return self.inner_s + (self.averaging_s - self.inner_s) * len(self.parts) / self.every
 
     def over(self, inner, averaging):
         """Return the mean of a figure over the steps of a round, from an inner step's and those of one that exchanges
-        a part."""
-        return inner + (averaging - inner) * len(self.parts) / self.every
+        a part once."""
+        return inner + (averaging - inner) * self.exchanges * len(self.parts) / self.every
 
 
 class Only(NamedTuple):
@@ -123,7 +127,10 @@ def round_of(lowered: Lowered, priced: Priced, costs: Costs, whole: Times) -> tu
         parts = tuple(p._replace(waits_s=w) for p, w in zip(parts, waits(parts, every, lag, inner_s)))
         hidden = max(0.0, sum(max(p.busy_s) for p in parts) - sum(p.waits_s for p in parts))
         slows = min(hidden, every * inner_s) * contention(lowered.mesh.cluster.islands[0].device)
-    return Round(every, lag, inner_s, parts, slows, inner.priced.parts, plain), found[slowest][1]
+    exchanges = 1.0
+    if any(program.clocked for program in due):
+        exchanges = meetings_a_step(lowered, costs, inner_s, parts[0].sends_s - inner_s)
+    return Round(every, lag, inner_s, parts, slows, inner.priced.parts, plain, exchanges), found[slowest][1]
 
 
 def _part(
@@ -227,7 +234,7 @@ def drawn(run_graph: TaskGraph, programs: tuple[Program, ...], one: Round, durat
     inner = spans(np.zeros(len(programs), bool))
     if not one.lag:
         extra = sum(spans(part == number) - inner for number in range(len(one.parts)))
-        return inner + extra / one.every
+        return inner + extra * one.exchanges / one.every
     beside = _beside(run_graph)
     exchanged = np.bincount(run_graph.cost_key[beside], minlength=len(programs))
     out = []

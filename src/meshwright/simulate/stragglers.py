@@ -26,6 +26,7 @@ from meshwright.simulate.meetings import Due, paced
 from meshwright.simulate.rounds import PartTimes, Round, only
 from meshwright.simulate.simulated import Simulated
 from meshwright.simulate.slowed import apart, factors
+from meshwright.simulate.ticking import ended, meetings_of, num_units
 from meshwright.simulate.unfolded import members
 from meshwright.sync.fragments import NEIGHBOURS
 from meshwright.sync.groups import Graph, Heard, graph
@@ -96,7 +97,7 @@ def straggling(
         if slow.slowlink or slow.slownic:
             message = "slow links are not simulated in replicas that take steps of their own"
             raise MeshwrightError.one("O006", message, place="--world", help="leave slowlink= and slownic= out")
-        return _meeting(run, policy, slow, jitter, among)
+        return _meeting(run, costs, policy, slow, jitter, among)
     return _together(run, costs, slow, jitter, among)
 
 
@@ -130,7 +131,7 @@ def _together(
 
 
 def _meeting(
-    run: Simulated, policy: SyncPolicy, slow: SlowStep, jitter: Slowness, among: tuple[int, int] | None
+    run: Simulated, costs: Costs, policy: SyncPolicy, slow: SlowStep, jitter: Slowness, among: tuple[int, int] | None
 ) -> Stragglers:
     """Replicas that take steps of their own."""
     lowered, plan, one = run.lowered, run.lowered.plan, run.round
@@ -147,6 +148,15 @@ def _meeting(
     room = MOST_DRAWN // ranks
     if plan.layout.pp > 1:  # every draw goes through the graph
         room = min(room, MOST_TIMED // (lowered.graph.num_tasks * replicas))
+    if policy.clocks is not None:
+        units = among[1] if among is not None else num_units(policy.clocks, replicas)
+        drawn = slow.varying(jitter, ranks, units)
+        seconds = own.of_replicas(_of_replicas(drawn, plan, together), kinds_of)
+        meets_s = one.parts[0].sends_s - one.inner_s
+        ends_s = ended(policy.clocks, seconds, meetings_of(lowered, costs, meets_s))
+        mean_s, steps = _rates(one, Due(np.zeros((0, 0)), np.zeros((0, 0)), np.arange(1, units + 1)), ends_s, among)
+        own_s = float(seconds.mean()) + 2 * policy.clocks.rate(replicas) / replicas * meets_s
+        return Stragglers.of(run, units, mean_s, steps, own_s)
     due = due_in(one, policy, room, 0 if among is None else -(-among[1] // int(one.every)))
     drawn = slow.varying(jitter, ranks, len(due.sent))
     seconds = own.of_replicas(_of_replicas(drawn, plan, together), kinds_of)

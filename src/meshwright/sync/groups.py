@@ -293,6 +293,19 @@ def refusal(text: str, num_replicas: int) -> tuple[str, str] | None:
     return reason, _connected(kind, num_replicas, values)
 
 
+def pairless(text: str, num_replicas: int) -> tuple[str, str] | None:
+    """The reason why replicas have no neighbours that stay and hear each other, and a graph of such; None where they
+    have."""
+    found = refusal(text, num_replicas)
+    if found is not None:
+        return found
+    met = graph(text, num_replicas)
+    if not met.changes and met.mutual:
+        return None
+    what = "neighbours are others in every exchange" if met.changes else "replicas hear some that do not hear them"
+    return what, f"graph={RING.name}, graph={TORUS.name} or graph={RANDOM.name}"
+
+
 def _connected(kind: GraphKind, num_replicas: int, values: dict[str, Any]) -> str:
     """The nearest options with which a graph is connected: the next seeds, then more neighbours."""
     for more in range(num_replicas):

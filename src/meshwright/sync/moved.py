@@ -45,6 +45,9 @@ def coded_bytes(f: Fragment) -> tuple[float, float]:
 def _stepped_values(f: Fragment) -> tuple[int, int]:
     """Return how many values of device memory are read and written for each value of a fragment to take the change of
     a round, and to apply its mean: what it was at the last exchange is there, and the outer momentum."""
+    if f.mix is not None and f.mix.clocks is not None:
+        # six values mixed, two read and the message written; own and heard read, two values both ways
+        return 12 + 3, 6
     if f.mix is not None and f.mix.priced:
         # message: parameter read, written. Own and others read, the dual both ways, the middle written
         return 2, 1 + most_heard(f.mix.graph, f.replica.size) + 3
@@ -65,6 +68,8 @@ def kept_values(f: Fragment) -> int:
     at the last exchange, the outer momentum, and what is on its way or has arrived."""
     outer = f.outer or Outer()
     measured = f.outer is not None or f.lag > 0 or not codec(f.codec).exact
+    if f.mix is not None and f.mix.clocks is not None:  # momenta and duals; the message, and the one that is heard
+        return 5 + 2
     if f.mix is not None and f.mix.priced:  # the dual, and the middle between neighbours
         return 2
     if f.mix is not None:  # what neighbours know and what they said, in a code; the message, and those that arrive

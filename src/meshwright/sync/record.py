@@ -15,6 +15,7 @@ from meshwright.sync.growing import GrowingRounds
 from meshwright.sync.options import runs
 
 if TYPE_CHECKING:
+    from meshwright.sync.clocks import Clocks
     from meshwright.sync.options import RuleOption
     from meshwright.sync.paths import ModulePaths
     from meshwright.sync.pruning import Pruning
@@ -81,13 +82,15 @@ class Mix(msgspec.Struct, frozen=True, kw_only=True):
     """The way in which replicas that meet by a ``graph`` (of ``sync/groups.py``) take what they hear: the ``share`` of
     the way to their weighted mean that they go in a code, and whether a matrix is ``respread`` as far as those that it
     is the mean of. With a penalty ``rho`` they take no mean: duals price that they differ, and steps are pulled to the
-    middle between neighbours (ADMM), in whose place ``noise`` times what a sampler adds is."""
+    middle between neighbours (ADMM), in whose place ``noise`` times what a sampler adds is. With ``clocks`` two meet at
+    a time, when these say so."""
 
     graph: str
     share: float = 1.0
     respread: bool = False
     rho: float = 0.0
     noise: float = 0.0
+    clocks: Clocks | None = None
 
     @property
     def sampled(self) -> float:
@@ -121,7 +124,8 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
     at a point that moves once in so many steps in the mean, 0 where they travel themselves. ``scaling``: local steps
     are in scales that replicas share. ``own_data``: each replica has a run of the text that no other has,
     ``own_heads``: and a head. ``paths``: models of replicas are made of modules, and sequences are routed to them.
-    ``pruning``: clients train what a mask keeps. ``mix``: how those that meet take what they hear, where it is no mean.
+    ``pruning``: clients train what a mask keeps. ``mix``: how those that meet take what they hear, where it is no mean;
+    ``clocks``: when each steps, and which two meet.
     The ``rule`` that chose them has ``values`` for its ``options`` (and
     the codec's, the combine's and the graph's), by name.
     """
@@ -150,6 +154,7 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
     paths: ModulePaths | None = None
     pruning: Pruning | None = None
     mix: Mix | None = None
+    clocks: Clocks | None = None
 
     def __getitem__(self, option: str) -> Any:
         return self.values[option]

@@ -43,6 +43,7 @@ MODULES = [
     "meshwright.sync.rules.pruned",
     "meshwright.sync.rules.gossip",
     "meshwright.sync.rules.admm",
+    "meshwright.sync.rules.dadao",
     "meshwright.sync.rules.dedloc",
 ]
 """The files that define rules, each as ``RULES``: a new rule is a file and its name here."""
