@@ -212,11 +212,12 @@ def test_iterations_beyond_graphs_have_a_pace_of_their_own():
     assert slower.ttft_s.mean > 1.8 * usual.ttft_s.mean and slower.tpot_s.mean == pytest.approx(usual.tpot_s.mean)
 
 
-def test_layers_with_experts_take_the_host_longer_to_issue():
+def test_layers_with_experts_or_latent_attention_take_the_host_longer_to_issue():
     from meshwright.answer.replica import host_times
 
-    profile = msgspec.structs.replace(AT_ONCE, layer_us=100.0, experts_us=50.0)
+    profile = msgspec.structs.replace(AT_ONCE, layer_us=100.0, experts_us=50.0, latent_us=30.0)
     serve = parse("batch=1,prompt=8,output=2")
-    # Mixtral has experts in all of its 32 layers, Llama-3-8B in none
-    times = [host_times(profile, mw.load_model(name), serve).eager_s for name in ("mixtral-8x7b", "llama3-8b")]
-    assert times == pytest.approx([32 * 150e-6, 32 * 100e-6])
+    # Mixtral has experts in all of its 32 layers, Llama-3-8B in none; DeepSeek-V3 in 58 of 61, all of latent attention
+    names = ("mixtral-8x7b", "llama3-8b", "deepseek-v3")
+    times = [host_times(profile, mw.load_model(name), serve).eager_s for name in names]
+    assert times == pytest.approx([32 * 150e-6, 32 * 100e-6, 61 * 130e-6 + 58 * 50e-6])

@@ -199,11 +199,14 @@ def cache_rules(
 def host_times(profile: EngineProfile, model: Model, serve: Serve, stages: int = 1) -> HostTimes:
     """Return what the host of an engine adds to the iterations of a model in so many pipeline stages."""
     times = stages if profile.each_stage else 1
-    mixtures = sum(n for kind, n in enumerate(model.layers_by_kind) if isinstance(model.blocks[kind].mlp, Moe))
+    layers = [(model.blocks[kind], count) for kind, count in enumerate(model.layers_by_kind)]
+    mixtures = sum(count for block, count in layers if isinstance(block.mlp, Moe))
+    latent = sum(count for block, count in layers if any(spec.kv_lora_rank for spec in block.attentions))
     return HostTimes(
         step_s=times * profile.step_us * 1e-6,
         request_s=times * profile.request_us * 1e-6,
-        eager_s=(profile.layer_us * model.num_layers + profile.experts_us * mixtures) * 1e-6,
+        eager_s=1e-6
+        * (profile.layer_us * model.num_layers + profile.experts_us * mixtures + profile.latent_us * latent),
         graph_tokens=profile.graph_tokens if serve.engine.graphs else 0,
         front_s=profile.front_us * 1e-6,
         token_s=profile.token_us * 1e-6,

@@ -46,9 +46,9 @@ STEPS, SMALL = 8, 0.03
 FIRST_TOKEN = 0.5
 #: Rows of a model on a device at most: more of them, by a hash of what was measured, decide nothing alone.
 MOST = 24
-#: Host times of a layer and of its experts (us) that a fit starts from. Where the device takes longer than the host the
-#: error does not change with these, so that a fit from a small start stays there.
-STARTS = ((150.0, 150.0), (400.0, 1500.0))
+#: Host times of a layer, of its experts and of latent attention (us) that a fit starts from. Where the device takes
+#: longer than the host the error does not change with these, so that a fit from a small start stays there.
+STARTS = ((150.0, 150.0, 0.0), (200.0, 250.0, 1000.0), (400.0, 1500.0, 0.0))
 #: The normal distribution's central 80% lies within this many standard deviations.
 NORMAL_80 = 1.2816
 
@@ -70,6 +70,7 @@ CONSTANTS = (
     EngineConstant("request_us", 2.0, 1.0, 0.0, 300.0),
     EngineConstant("layer_us", 150.0, 50.0, 0.0, 3000.0),
     EngineConstant("experts_us", 150.0, 50.0, 0.0, 6000.0),
+    EngineConstant("latent_us", 0.0, 50.0, 0.0, 6000.0),
     EngineConstant("front_us", 10000.0, 1000.0, 0.0, 300000.0),
     EngineConstant("token_us", 3.0, 0.5, 0.0, 50.0),
     EngineConstant("front_steps", 1.0, 0.25, 0.0, 50.0),
@@ -240,10 +241,10 @@ class _Found(NamedTuple):
 
 
 def _fitted(
-    name: str, mine: list[EngineSample], measured: np.ndarray, weight: np.ndarray, eager: tuple[float, float]
+    name: str, mine: list[EngineSample], measured: np.ndarray, weight: np.ndarray, eager: tuple[float, float, float]
 ) -> _Found:
     """Return the best constants behind those host times of a layer and of its experts."""
-    given = dict(zip(("layer_us", "experts_us"), eager))
+    given = dict(zip(("layer_us", "experts_us", "latent_us"), eager))
     values = np.array([given.get(constant.name, constant.start) for constant in CONSTANTS])
     best = _Found(np.inf, values, np.empty(0), np.empty(0))
     for _ in range(STEPS):

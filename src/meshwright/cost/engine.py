@@ -60,12 +60,13 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ``kernels``: time of its kernels in a server over what those of the tables take alone; ``prompts``: the same, on top
     of it, of iterations beyond the CUDA graphs' tokens. Host time in microseconds: ``step_us`` an iteration that the
     device waits for, ``request_us`` for every request in it, and ``layer_us`` to issue a layer's kernels where no CUDA
-    graph is replayed (``experts_us`` more where the layer has experts), which bounds the iteration from below. Graphs
-    are replayed up to ``graph_tokens`` tokens where no prompt is among them. With ``each_stage`` the workers of every
-    pipeline stage take the host's times, one stage after the other (each is called from afar), and not the first alone.
-    A client sees its tokens later than they
-    are computed: by ``front_us`` a request (connection, reply), ``token_us`` for every token of its prompt (the
-    tokenizer), and ``front_steps`` iterations (polls of the scheduler, answers handed on one iteration later).
+    graph is replayed (``experts_us`` more where the layer has experts, ``latent_us`` where its attention is latent,
+    which is more products, norms and copies), which bounds the iteration from below. Graphs are replayed up to
+    ``graph_tokens`` tokens where no prompt is among them. With ``each_stage`` the workers of every pipeline stage take
+    the host's times, one stage after the other (each is called from afar), and not the first alone. A client sees its
+    tokens later than they are computed: by ``front_us`` a request (connection, reply), ``token_us`` for every token of
+    its prompt (the tokenizer), and ``front_steps`` iterations (polls of the scheduler, answers handed on one iteration
+    later).
 
     ``library`` is whose collectives it runs. Memory: ``context_bytes`` of a process before the first tensor,
     ``communicator_bytes`` of a group of ranks.
@@ -87,6 +88,7 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     request_us: float = 10.0
     layer_us: float = 100.0
     experts_us: float = 0.0
+    latent_us: float = 0.0
     front_us: float = 0.0
     token_us: float = 0.0
     front_steps: float = 0.0
