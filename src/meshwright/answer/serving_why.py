@@ -61,8 +61,8 @@ def engine_assumption(profile: EngineProfile) -> Assumption:
     said = (
         f"kernels {profile.kernels:g} times as long as alone ({profile.kernels * profile.prompts:g} beyond "
         f"{profile.graph_tokens} tokens), {profile.step_us:g} us an iteration, {profile.request_us:g} us a request in "
-        f"it, {profile.layer_us:g} us a layer and {profile.experts_us:g} us more with experts{latent} where no CUDA graph is "
-        f"replayed; clients see tokens {profile.front_us * 1e-3:g} ms, {profile.token_us:g} us a token of the prompt "
+        f"it, {profile.layer_us:g} us a layer and {profile.experts_us:g} us more with experts{latent} where no CUDA "
+        f"graph is replayed; clients see tokens {profile.front_us * 1e-3:g} ms, {profile.token_us:g} us a token of the prompt "
         f"and {profile.front_steps:g} iterations later; {profile.sigma:.0%} spread, {profile.front_sigma:.0%} of times "
         f"to the first token"
     )
