@@ -57,12 +57,13 @@ def identity(model: Model, cluster: Cluster, serve: Serve, plan: Plan) -> Identi
 
 def engine_assumption(profile: EngineProfile) -> Assumption:
     """Return the assumption that an engine's profile is."""
-    latent = f" and {profile.latent_us:g} us with latent attention" if profile.latent_us else ""
+    more = f"{profile.experts_us:g} us more with experts"
+    more += f", {profile.latent_us:g} us with latent attention" if profile.latent_us else ""
     said = (
         f"kernels {profile.kernels:g} times as long as alone ({profile.kernels * profile.prompts:g} beyond "
         f"{profile.graph_tokens} tokens), {profile.step_us:g} us an iteration, {profile.request_us:g} us a request in "
-        f"it, {profile.layer_us:g} us a layer and {profile.experts_us:g} us more with experts{latent} where no CUDA "
-        f"graph is replayed; clients see tokens {profile.front_us * 1e-3:g} ms, {profile.token_us:g} us a token of the prompt "
+        f"it, {profile.layer_us:g} us a layer and {more} where no CUDA graph is "
+        f"replayed; clients see tokens {profile.front_us * 1e-3:g} ms, {profile.token_us:g} us a token of the prompt "
         f"and {profile.front_steps:g} iterations later; {profile.sigma:.0%} spread, {profile.front_sigma:.0%} of times "
         f"to the first token"
     )
