@@ -152,6 +152,11 @@ def _in_step(plan: Plan, world: JobWorld | None) -> Plan:
     if world is not None and world.clients is not None:
         message = "the world says how clients differ, and clients of a server are not emulated"
         raise MeshwrightError.one("O005", message, place="--world", help="meshwright run trains them in that world")
+    if not plan.several and plan.trainers < plan.layout.dp:
+        message = (
+            f"{plan.layout.dp - plan.trainers} replicas only sum under sync={plan.sync.policy}, and are not emulated"
+        )
+        raise MeshwrightError.one("L005", message, place="plan.sync.policy", help="meshwright run, or drop aux=")
     return in_step(plan)
 
 

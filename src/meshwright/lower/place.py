@@ -16,7 +16,7 @@ import numpy as np
 from meshwright.graph import RankClass
 from meshwright.lower.crossing import crowding
 from meshwright.plan import Plan
-from meshwright.plan.slices import kinds
+from meshwright.plan.slices import SliceKind, kinds
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.hardware import Device, Level
 from meshwright.sync.fragments import expert_scope
@@ -64,9 +64,18 @@ class Mesh:
         return len(self.cluster.islands) == 1
 
     @cached_property
+    def _kinds(self) -> tuple[SliceKind, ...]:
+        """The kinds of slices that train: peers that only sum have links, and no passes."""
+        found, trainers = kinds(self.layout, self.cluster), self.plan.trainers
+        if trainers == self.layout.dp:
+            return found
+        some = (kind._replace(members=tuple(d for d in kind.members if d < trainers)) for kind in found)
+        return tuple(kind for kind in some if kind.members)
+
+    @cached_property
     def slices(self) -> tuple[Slice, ...]:
         along, across, ranks = self.layout.stride("pp"), self.layout.stride("dp"), range(self.layout.pp)
-        found = kinds(self.layout, self.cluster)
+        found = self._kinds
         members = self.apart or tuple(kind.members for kind in found)
         return tuple(
             Slice(
@@ -80,7 +89,7 @@ class Mesh:
     @cached_property
     def kinds_of_slices(self) -> tuple[int, ...]:
         """The kind of devices of every class of slices, by its number."""
-        found = kinds(self.layout, self.cluster)
+        found = self._kinds
         if not self.apart:
             return tuple(range(len(found)))
         kind_of = {member: number for number, kind in enumerate(found) for member in kind.members}

@@ -9,6 +9,7 @@ from meshwright.plan.facets.overlap import gathers_once
 from meshwright.plan.pool import Elsewhere, Pool, PoolLink
 from meshwright.plan.pool import settled as settled_pools
 from meshwright.plan.written import write, write_pools
+from meshwright.sync.policy import read
 
 #: The facets of a pool.
 FACETS = tuple(_table())
@@ -65,7 +66,12 @@ class Plan(_Facets, frozen=True, kw_only=True):
     def num_microbatches(self, global_batch: int) -> int:
         """Microbatches a pipeline runs per step, the most of any where they differ; exact once :func:`check` has
         passed."""
-        return max(self.layout.shares, default=global_batch // (self.layout.dp * self.pipeline.microbatch))
+        return max(self.layout.shares, default=global_batch // (self.trainers * self.pipeline.microbatch))
+
+    @property
+    def trainers(self) -> int:
+        """Replicas that have a part of the batch, the first ones; all but those that help others to sum."""
+        return max(1, self.layout.dp - read(self.sync.policy).helpers)
 
     def text(self) -> str:
         """The shortest words that ``parse`` turns back into this plan."""

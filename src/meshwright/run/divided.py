@@ -28,6 +28,7 @@ class DividedSum:
 
     def __init__(self, fragment: Fragment, group: AxisGroup, length: int, like: torch.Tensor):
         self.sums, self.group, self.length = fragment.sums, group, length
+        self.trainers = group.size - fragment.helpers
         self.label = {"stage": fragment.units[0], "layer": fragment.units[1], "group": group.ranks}
         self.stream = stream_of(like)
         self._begun: tuple[Beside, int] | None = None
@@ -59,12 +60,12 @@ class DividedSum:
             for peer in others:  # values of this piece to those who sum them, sums of the one before to all
                 theirs = slice(cuts[peer][piece], cuts[peer][piece + 1]) if piece < count else slice(0, 0)
                 before = slice(cuts[peer][piece - 1], cuts[peer][piece]) if piece else slice(0, 0)
-                if own.stop > own.start:
+                if own.stop > own.start and peer < self.trainers:
                     arrives[peer] = torch.empty_like(values[own])
                     messages.append((dist.irecv, arrives[peer], peer))
                 if before.stop > before.start:
                     messages.append((dist.irecv, values[before], peer))
-                if theirs.stop > theirs.start:
+                if theirs.stop > theirs.start and mine < self.trainers:
                     messages.append((dist.isend, values[theirs], peer))
                 if done is not None and done.stop > done.start:
                     messages.append((dist.isend, values[done], peer))
@@ -73,7 +74,7 @@ class DividedSum:
             for work in dist.batch_isend_irecv(ops) if ops else ():
                 work.wait()
             if arrives:
-                every = [values[own] if i == mine else arrives[i] for i in range(n)]
+                every = [values[own] if i == mine else arrives[i] for i in range(self.trainers)]
                 total = every[0].clone()
                 for some in every[1:]:
                     total.add_(some)

@@ -21,7 +21,10 @@ def share_of(trainer: Trainer, corpus: Corpus, number: int) -> Batch:
     dp, rows = trainer.mesh["dp"], trainer.rows()
     if trainer.groups is not None:
         return corpus.batch(number)
-    return corpus.batch(number, dp.index, dp.size) if rows is None else corpus.batch(number).taking(rows)
+    if rows is not None:
+        return corpus.batch(number).taking(rows)
+    trainers = trainer.plan.trainers
+    return corpus.batch(number, dp.index % trainers, trainers)  # those who only sum pass nothing of it
 
 
 def own_of(trainer: Trainer, corpus: Corpus, step: int) -> Batch:
@@ -111,7 +114,7 @@ class Judge:
         finally:
             install(record)
             let_go(trainer.stages)
-        if mesh["tp"].index:  # every tensor-parallel rank has the whole loss of its tokens
+        if mesh["tp"].index or trainer.helper is not None:  # each tensor-parallel rank has the whole loss of its tokens
             total = torch.zeros_like(total)
         if not mesh["world"].alone:
             dist.all_reduce(total, group=mesh["world"].handle)

@@ -31,6 +31,7 @@ from meshwright.run.data import Batch
 from meshwright.run.drives import on_cores
 from meshwright.run.exchanges import Types, begin_alike, built, exchanges_of, fragments_of, parts_of
 from meshwright.run.groups import GroupRow, GroupRows, round_passes
+from meshwright.run.helper import Helper
 from meshwright.run.hot import HotChoice
 from meshwright.run.links import Link
 from meshwright.run.lora.base import Base
@@ -185,6 +186,7 @@ class Trainer:
         links = [link.edges() for link in (before, after) if link is not None]
         connect([*self.pipeline.edges(), *itertools.chain(*links)], mesh.rank, mesh.device)
         self.rotary = rotaries(self.positions, model, types.compute)
+        self.helper = Helper(self) if mesh["dp"].index >= plan.trainers else None
         self.adversary: Adversary | None = None
         if train.adversarial:
             self._oppose(train.adversarial)
@@ -195,9 +197,8 @@ class Trainer:
         """Have text moved by a part of its embeddings' length, along gradients by the weights of the step before."""
         layout = self.plan.layout
         count, sharded = self.plan.num_microbatches(self.train.global_batch), layout.sp and layout.tp > 1
-        actions = order(self.plan, count, self.schedule_params).to_inputs()
-        shape = (count, *self.hidden_states().shape)
-        self.adversary = Adversary(self._pipeline(actions, due=False), self.mesh, part, shape, sharded)
+        ends = self._pipeline(order(self.plan, count, self.schedule_params).to_inputs(), due=False)
+        self.adversary = Adversary(ends, self.mesh, part, (count, *self.hidden_states().shape), sharded)
 
     def _pipeline(
         self,
@@ -290,7 +291,7 @@ class Trainer:
         record.step_begin(self.step_count)
         if self.projected is not None:
             return self._projected_step(self.projected, batch)
-        passes = self.passes(batch)
+        passes = self.passes(batch) if self.helper is None else []
         if self.adversary is not None and not self.adversary.ready:  # there is no step before
             self.adversary.find(passes, self._wait_to_write)
         if self.referenced is not None:
@@ -353,7 +354,8 @@ class Trainer:
             router.begin_step()
         self.biases.begin()
         self.heat.begin()
-        total = self.pipeline.run(passes if self.adversary is None else self.adversary.both(passes))
+        every = passes if self.adversary is None else self.adversary.both(passes)
+        total = self.pipeline.run(every) if self.helper is None else self.helper.sums()
         for one in self.coded:
             one.advance()
         if self.adversary is not None and following is not None:

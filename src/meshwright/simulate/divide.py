@@ -63,7 +63,7 @@ def divided(plan: Plan, cluster: Cluster) -> tuple[Plan, SumChoice]:
         MeshwrightError: L003 where the solver is not installed.
     """
     began, n = perf_counter(), plan.layout.dp * plan.layout.cp
-    ports = port_bytes(Mesh(plan, cluster), n)
+    ports = port_bytes(Mesh(plan, cluster), n, read(plan.sync.policy).helpers)
     best, least = shares(ports)
     sums = rounded(best)
     one = [float(ports[:, i].max()) for i in range(n)]
@@ -80,11 +80,12 @@ def divided(plan: Plan, cluster: Cluster) -> tuple[Plan, SumChoice]:
     return msgspec.structs.replace(plan, sync=msgspec.structs.replace(plan.sync, policy=words)), choice
 
 
-def port_bytes(mesh: Mesh, n: int) -> np.ndarray:
+def port_bytes(mesh: Mesh, n: int, helpers: int = 0) -> np.ndarray:
     """Seconds that every port takes, either way, for a gigabyte of gradients that replica j sums alone [ports, n]: a
-    division of the sum takes their mean, weighted with its parts."""
+    division of the sum takes their mean, weighted with its parts. The last ``helpers`` bring nothing to sum."""
     group = mesh.among("data", 0)
     every: list[Message] = [(i, j, 1.0) for i in range(n) for j in range(n) if i != j]
+    brings = np.arange(n) < n - helpers
     source, target = ends(mesh, group, every)
     from_, to = (np.tile([one[end] for one in every], len(source) // len(every)) for end in (0, 1))
     rows = []
@@ -93,8 +94,10 @@ def port_bytes(mesh: Mesh, n: int) -> np.ndarray:
             for end in (source, target):
                 found = np.zeros((int(of.max()) + 1, n))
                 at = of[end[crossing]]
-                for summing in (from_, to):  # a message carries the part that one end sums, and the other's sum
-                    np.add.at(found, (at, summing[crossing]), slow[end[crossing]] / level.busy_gb_s)
+                cost = slow[end[crossing]] / level.busy_gb_s
+                # a message carries the part that one end sums, and the other's sum
+                np.add.at(found, (at, from_[crossing]), cost)
+                np.add.at(found, (at, to[crossing]), cost * brings[from_[crossing]])
                 rows.append(found[found.any(1)])
     return np.unique(np.concatenate(rows).round(12), axis=0)
 

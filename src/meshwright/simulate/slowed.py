@@ -44,6 +44,9 @@ def apart(run: Simulated, costs: Costs, members: Sequence[tuple[int, ...]] = ())
     if lowered.several:
         raise MeshwrightError.one("O006", "slow ranks are not simulated in a plan of several pools", place="--world")
     plan, stages = lowered.plan, lowered.stages
+    if plan.trainers < plan.layout.dp:
+        message = f"ranks are slow in passes, and {plan.layout.dp - plan.trainers} of the plan's replicas only sum"
+        raise MeshwrightError.one("O006", message, place="--world", help="drop aux= from sync=, or the slow ranks")
     members = tuple(members) or tuple((d,) for d in range(plan.layout.dp))
     mesh = Mesh(plan, lowered.mesh.cluster, apart=members)
     unfolded = Stages(plan, stages.model, stages.train, mesh, stages.known, stages.batch)

@@ -89,8 +89,10 @@ def straggling(
             steps of their own, and for ranks that there are not.
     """
     lowered = run.lowered
-    if lowered.several or run.moving is not None:
+    sums_alone = not lowered.several and lowered.plan.trainers < lowered.plan.layout.dp
+    if lowered.several or run.moving is not None or sums_alone:
         what = "a plan of several pools" if lowered.several else "steps that take a second pass now and then"
+        what = "a plan with replicas that only sum (aux=)" if sums_alone else what
         raise MeshwrightError.one("O006", f"ranks that vary are not simulated in {what}", place="--world")
     policy = read(lowered.plan.sync.policy)
     if run.round is not None or policy.meets or policy.paths is not None:

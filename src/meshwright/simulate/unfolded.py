@@ -175,7 +175,7 @@ class Unfolded:
 def members(plan: Plan, mesh: Mesh, tasks: int) -> tuple[tuple[int, ...], ...]:
     """Classes of data-parallel slices (indices along dp): one each, or as many as the graph may have, of one kind of
     devices each; `tasks` are those of the folded step."""
-    dp, kinds = plan.layout.dp, len(mesh.slices)
+    dp, kinds = plan.trainers, len(mesh.slices)
     most = max(kinds, MOST_TASKS * kinds // max(1, tasks))
     found: list[tuple[int, ...]] = []
     at = {kind: [] for kind in range(kinds)}

@@ -53,9 +53,10 @@ def rounded(shares: Sequence[float]) -> tuple[int, ...]:
 
 class SumMessages(NamedTuple):
     """The messages of divided sums: the ``parts`` that copies make; ``there`` values go to those who sum them, ``back``
-    sums to all."""
+    sums to all. The last ``helpers`` copies bring no values."""
 
     parts: tuple[int, ...]
+    helpers: int = 0
     there: bool = True
     back: bool = True
 
@@ -64,17 +65,18 @@ class SumMessages(NamedTuple):
         total, n = sum(self.parts), len(self.parts)
         for i in range(n):
             for j in range(n):
-                sent = self.there * self.parts[j] + self.back * self.parts[i]
+                brings = self.there and i < n - self.helpers
+                sent = brings * self.parts[j] + self.back * self.parts[i]
                 if i != j and sent:
                     yield i, j, sent / total
 
 
-def rounds(num_bytes: float, parts: tuple[int, ...]) -> Iterator[tuple[float, SumMessages]]:
+def rounds(num_bytes: float, parts: tuple[int, ...], helpers: int = 0) -> Iterator[tuple[float, SumMessages]]:
     """The messages of an exchange of so many bytes and the bytes that they are shares of: the first piece goes there,
     then sums of each go back beside the values of the next, and those of the last."""
     count = pieces(num_bytes)
     for piece in range(count + 1):
-        yield num_bytes / count, SumMessages(parts, there=piece < count, back=piece > 0)
+        yield num_bytes / count, SumMessages(parts, helpers, there=piece < count, back=piece > 0)
 
 
 def bounds(length: int, parts: Sequence[int]) -> tuple[int, ...]:

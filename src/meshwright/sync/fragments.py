@@ -127,6 +127,7 @@ class Fragment(msgspec.Struct, frozen=True, kw_only=True):
     served: bool = False
     padding: float = 1.0
     sums: tuple[int, ...] = ()
+    helpers: int = 0
 
     @property
     def num_bytes(self) -> float:
@@ -356,7 +357,8 @@ def _between(f: Fragment) -> list[OnWire | DividedOnWire]:
         return [OnWire(NEIGHBOURS, wire, f.replica) for wire in code.messages(coded_length(f), f.element_bytes)]
     if f.sums:
         return [
-            DividedOnWire(NEIGHBOURS, size, f.replica, parts) for size, parts in divided.rounds(f.num_bytes, f.sums)
+            DividedOnWire(NEIGHBOURS, size, f.replica, parts)
+            for size, parts in divided.rounds(f.num_bytes, f.sums, f.helpers)
         ]
     if f.what in (GRADIENTS, FOLDED) and f.plain:
         return [OnWire("all_reduce", f.num_bytes / f.shard.size, f.replica)]

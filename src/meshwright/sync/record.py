@@ -199,6 +199,11 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
         return " less those at a reference" + (f" of {self.reference} steps" if self.reference > 1 else "")
 
     @property
+    def helpers(self) -> int:
+        """The replicas, the last ones, that make parts of sums and have no part of a batch."""
+        return int(self.values.get("aux", 0)) if self.rule.name == "dedloc" else 0
+
+    @property
     def _divided(self) -> str:
         """How the sums are divided, in words."""
         if self.undecided and not self.coded:

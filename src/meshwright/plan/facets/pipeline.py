@@ -88,7 +88,8 @@ def _stages(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterato
 
 
 def _batch(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
-    per_wave = plan.layout.dp * plan.pipeline.microbatch
+    per_wave = plan.trainers * plan.pipeline.microbatch
+    which = f"dp{plan.layout.dp}" if plan.trainers == plan.layout.dp else f"{plan.trainers} replicas that train"
     if plan.layout.shares:
         for share in plan.layout.shares:
             yield from _microbatches(plan, model, share)
@@ -98,7 +99,7 @@ def _batch(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator
         near = " or ".join(str(b) for b in (lower, lower + per_wave) if b)
         yield wrong(
             "P014",
-            f"global batch {train.global_batch} is not a multiple of dp{plan.layout.dp} * mb{plan.pipeline.microbatch} "
+            f"global batch {train.global_batch} is not a multiple of {which} * mb{plan.pipeline.microbatch} "
             f"= {per_wave}",
             f"pipeline.microbatch = {plan.pipeline.microbatch}",
             f"the batch is never changed for you: take batch={near}, or a dp and mb whose product divides it",

@@ -96,6 +96,14 @@ def _unexecutable(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic
             help="meshwright predict with this plan chooses: say the words it prints, with one such as "
             f"{said.rule.opens[1]}",
         )
+    if said.helpers and model.mixtures:
+        yield Diagnostic(
+            code="P033",
+            message=f"aux={said.helpers} of {model.name} is priced and not run: experts are chosen over all "
+            "replicas, and peers that only sum make none",
+            place=f"plan.sync.policy = {said.text}",
+            help="a dense model, or drop aux",
+        )
     if said.paths is not None:
         yield from _unrouting(plan, model, train, said)
 

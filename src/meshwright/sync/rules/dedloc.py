@@ -4,7 +4,7 @@ Diskin et al. (2106.10207) divide the averaging among volunteers by a linear pro
 equal peers it is an all-reduce, with one wide link a parameter server. The program here is the one of the authors'
 library (hivemind, ``averaging/load_balancing.py``): the bytes through the busiest port are the fewest. A prediction
 solves it on the cluster (``simulate/divide.py``) and prints the plan with ``sums=``. Which peer computes how much
-of the batch is ``shares=``.
+of the batch is ``shares=``; auxiliary peers (``aux=``), the last ones, compute nothing of it: they make parts of sums.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def fragments(plan: Plan, policy: SyncPolicy, weights: Weights, stored: Stored) -> Iterator[Fragment]:
     """Gradients summed over all replicas in every step, each a part of them."""
     if weights.trained:
-        yield msgspec.structs.replace(gradients(plan, weights, stored), sums=policy.sums)
+        yield msgspec.structs.replace(gradients(plan, weights, stored), sums=policy.sums, helpers=policy.helpers)
 
 
 def wrong(plan: Plan, cluster: Cluster, policy: SyncPolicy) -> Iterator[Diagnostic]:
@@ -45,6 +45,20 @@ def wrong(plan: Plan, cluster: Cluster, policy: SyncPolicy) -> Iterator[Diagnost
     if plan.experts.ep > 1 or plan.etp != layout.tp:
         message = "experts have other copies than the rest, and a sum is divided among all"
         yield _bad(message, f"experts.ep = {plan.experts.ep}", "drop ep and etp, or sync")
+    if policy.helpers:
+        found = []
+        if policy.helpers >= layout.dp:
+            message = f"aux={policy.helpers} of {layout.dp} replicas leave none that trains"
+            found.append((message, f"layout.dp = {layout.dp}", f"say at most aux={layout.dp - 1}"))
+        if layout.pp > 1 or layout.cp > 1:
+            place = f"layout.pp = {layout.pp}, layout.cp = {layout.cp}"
+            found.append(
+                ("peers that only sum have no stage, nor tokens of a sequence", place, "say pp1 and cp1, or drop aux")
+            )
+        if layout.shares or plan.kinds.computed:
+            found.append(("shares= says what every replica has of a batch", "layout.shares", "drop shares, or aux"))
+        for one in found:
+            yield _bad(*one)
     if policy.sums and len(policy.sums) != replicas:
         message = f"sums={policy['sums']} are the parts of {len(policy.sums)} replicas, and the plan has {replicas}"
         yield _bad(message, f"layout.dp = {layout.dp}", "say a part for each, 0 for none; left out, a prediction does")
@@ -67,6 +81,9 @@ DEDLOC = SyncRule(
             what="the part of every sum that each replica makes; left out, a prediction divides them by their links",
             default="",
             parted=True,
+        ),
+        RuleOption(
+            name="aux", what="replicas, the last ones, that sum and have no part of the batch", default=0, least=0
         ),
     ),
     opens=("which part of the sums each replica makes", "sums=3/1x2/0"),
