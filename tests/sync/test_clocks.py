@@ -85,6 +85,8 @@ def test_all_come_to_the_minimum_of_the_sum_of_their_unlike_losses_where_plain_s
         ("dadao:graph=matching", "optimizer=sgd", "neighbours are others in every exchange", "graph=ring"),
         ("dadao:graph=static-exponential", "optimizer=sgd", "do not hear them", "graph=torus"),
         ("dadao", "optimizer=adamw", "updates of sgd", "optimizer=sgd"),
+        ("dadao", "optimizer=sgd,grow=0.1,most=64", "moves momenta and duals", "drop grow, align and clusters"),
+        ("admm:rho=0.1", "optimizer=adamw,align=0.97", "pulled towards neighbours", "drop grow, align and clusters"),
     ],
 )
 def test_what_has_no_clocks_is_refused_with_what_has(words, train, reason, legal):

@@ -47,6 +47,14 @@ def _wrong(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator
             place=f"plan.sync.policy = {said.text}",
             help="drop grow, align and clusters from the workload, or drop sync",
         )
+    if (said.priced or said.clocks is not None) and (train.grow or train.align or train.clusters):
+        what = "is pulled towards neighbours" if said.priced else "moves momenta and duals by one learning rate"
+        yield Diagnostic(
+            code="Y003",
+            message=f"a step {what}, and the workload's batch, rates or momenta follow the gradient alone",
+            place=f"plan.sync.policy = {said.text}",
+            help="drop grow, align and clusters from the workload, or drop sync",
+        )
     if said.own_data and (train.clusters or train.packing in OVER_BATCHES):
         taken = f"clusters={train.clusters}" if train.clusters else f"pack={train.packing}"
         yield Diagnostic(
