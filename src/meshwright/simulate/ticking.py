@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from meshwright.lower import Lowered
 
 #: Ticks that are simulated, and units of time, at least and at most; the part of them in which replicas drift apart.
-MOST_TICKS, LEAST_UNITS, MOST_UNITS, SETTLES = 60_000, 20, 400, 0.25
+MOST_TICKS, LEAST_UNITS, MOST_UNITS, SETTLES = 60_000, 4, 400, 0.25
 #: What a meeting of two replicas takes, in seconds.
 MeetingSeconds = Callable[[int, int], float]
 

@@ -111,7 +111,7 @@ def resistances(some: Graph) -> tuple[float, float]:
     return float(1 / np.linalg.eigvalsh(laplacian)[1]), float(max(across)) / 2
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=512)
 def _ticks(clocks: Clocks, num_replicas: int, unit: int) -> tuple[Tick, ...]:
     draws, pairs = Random(repr((clocks.seed, unit))), edges(graph(clocks.graph, num_replicas))
     out = [Tick(draws.random(), replica) for replica in range(num_replicas)]
