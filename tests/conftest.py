@@ -15,6 +15,10 @@ from hypothesis import settings
 # Tests start hundreds of processes: what Python compiles is kept for the next one, whatever the shell says of it.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# Processes of tests fill the cores by themselves: threads of one that share a product of a few numbers only spin while
+# they wait for each other, which took most of what small tensors cost. Before anything loads numpy or torch.
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[_name] = "1"
 
 # The same generated examples every time, so that a verdict is one of the code; `make fuzz` looks at others. And no
 # deadline: the first example of a process may compile or load compiled code.

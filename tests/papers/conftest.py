@@ -17,43 +17,59 @@ if can_run():
     import meshwright.run.in_turn
     import meshwright.run.placements
     import meshwright.run.sequences  # noqa: F401
-#: Seconds that another process may take to run all checks.
+#: Seconds that another process may take to run its part of the checks.
 PATIENCE_S = 900.0
+#: Parts of the rows that train nothing; processes of one test session share them out.
+PARTS = 6
 
 
-def run_all():
+def parts():
+    """Names of rows, in parts of about equal work: those whose plans are trained are one, as their plans share jobs."""
+    named = papers()
+    rest = [name for name, paper in named.items() if not paper.runs]
+    return [[name for name, paper in named.items() if paper.runs], *(rest[i::PARTS] for i in range(PARTS))]
+
+
+def outcomes_of(names):
     """Id -> what the row's check found; None without a check."""
-    # other tests run beside: where steps of one job are not steady, those of two more are not either
+    rows = [papers()[name] for name in names]
+    # What is judged of a job on this machine depends on what else runs there, so that nothing of it is: its traces are
+    # made and read all the same. What it would show is shown by the recorded ones, and by tests of measured steps.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(replayed, "TRIES", 1)
-        return _outcomes()
-
-
-def _outcomes():
-    if can_run():
-        trained.train(plan for paper in papers().values() for plan in paper.runs)
-    return {name: checking.run(paper) for name, paper in papers().items()}
+        patch.setattr(replayed, "STEPS", 2)
+        patch.setattr(replayed, "STEADY", -1.0)
+        if can_run():
+            trained.train(plan for paper in rows for plan in paper.runs)
+        return {paper.id: checking.run(paper) for paper in rows}
 
 
 @pytest.fixture(scope="session")
 def outcomes(tmp_path_factory, request):
-    """Id -> what the row's check found; None without a check. Processes of one test session share them."""
+    """Id -> what the row's check found; None without a check. Processes of one test session share the work, and none
+    waits while there is a part that nobody has begun."""
     if not hasattr(request.config, "workerinput"):
-        return run_all()
+        return {name: found for names in parts() for name, found in outcomes_of(names).items()}
     place = tmp_path_factory.getbasetemp().parent  # of the session, not of this process
-    done, begun = place / "papers.json", place / "papers.begun"
-    try:
-        os.close(os.open(begun, os.O_CREAT | os.O_EXCL))
-    except FileExistsError:
-        deadline = time.monotonic() + PATIENCE_S
-        while not done.exists() and time.monotonic() < deadline:
-            time.sleep(0.2)
-        return msgspec.json.decode(done.read_bytes(), type=dict[str, Outcome | None])
-    found = run_all()
-    part = place / "papers.part"
-    part.write_bytes(msgspec.json.encode(found))
-    part.rename(done)
-    return found
+    files = [place / f"papers-{number}.json" for number in range(PARTS + 1)]
+    for file, names in zip(files, parts(), strict=True):
+        try:
+            os.close(os.open(file.with_suffix(".begun"), os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            continue
+        part = file.with_suffix(".part")
+        try:
+            part.write_bytes(msgspec.json.encode(outcomes_of(names)))
+        except BaseException as error:
+            part.write_text(f"{type(error).__name__}: {error}")  # no outcomes: whoever waits fails at once
+            raise
+        finally:
+            part.rename(file)
+    deadline = time.monotonic() + PATIENCE_S
+    while not all(file.exists() for file in files) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    found = (msgspec.json.decode(file.read_bytes(), type=dict[str, Outcome | None]) for file in files)
+    return {name: outcome for some in found for name, outcome in some.items()}
 
 
 @pytest.fixture(scope="session")

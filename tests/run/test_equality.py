@@ -159,9 +159,10 @@ def test_experts(plan):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "plan", ["tp2 pp2 mb2", "tp2 dp2 zero1 mb2", "dp2 zero3 mb2", "cp2 zero2 mb4", "pp2 zb-h1 dp2"]
+    "plan", ["tp2 pp2 mb4", "tp2 dp2 zero1 mb4", "dp2 zero3 mb4", "cp2 zero2 mb8", "pp2 zb-h1 dp2 mb2"]
 )
 def test_twenty_steps(plan):
+    """With no more microbatches than a pipeline needs: that those add up to a step is shown by the layouts."""
     compare("llama", plan, steps=20, documents=True)
 
 

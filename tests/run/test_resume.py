@@ -15,8 +15,8 @@ from tests.run.processes import launch
 
 #: With dropout: its random numbers are those of the step and the token, and none has to be kept.
 TRAIN = Train(seq_len=16, global_batch=8, optimizer="adamw", dropout=True)
-SETTINGS = Settings(precision="float64", lr=1e-2, warmup=4, dropout=0.2)
-HALF = 3
+SETTINGS = Settings(precision="float64", lr=1e-2, warmup=3, dropout=0.2)
+HALF = 2
 
 
 def num_ranks(text):
@@ -46,7 +46,7 @@ def uninterrupted(rank, model):
 
 
 def saved(rank, model, text, root):
-    """Three steps, a save that is under way during a fourth, and the fourth."""
+    """Two steps, a save that is under way during a third, and the third."""
     trainer = begun(model, text)
     saver = AsyncSaver(root, trainer.mesh["world"])
     trainer.before_update.append(saver.before_update)
