@@ -52,6 +52,7 @@ def test_constants_behind_the_data_predict_servers_that_the_fit_never_saw(server
     mine = told(servers, TRUE)
     found = fit("e", mine[:12], ()).profile
     assert found.left_out["in_sample"]["median"] < 0.01
+    assert found.latent_us == 0.0  # none of them has latent attention
     for unseen in mine[12:]:
         assert unseen.predicted(found) == pytest.approx(unseen.measured, rel=0.03)
     # and an engine that adds nothing is far off: a millisecond of host beside five of kernels, and 30 ms in front

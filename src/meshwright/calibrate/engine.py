@@ -46,9 +46,10 @@ STEPS, SMALL = 8, 0.03
 FIRST_TOKEN = 0.5
 #: Rows of a model on a device at most: more of them, by a hash of what was measured, decide nothing alone.
 MOST = 24
-#: Host times of a layer, of its experts and of latent attention (us) that a fit starts from. Where the device takes
-#: longer than the host the error does not change with these, so that a fit from a small start stays there.
-STARTS = ((150.0, 150.0, 0.0), (200.0, 250.0, 1000.0), (400.0, 1500.0, 0.0))
+#: Host times of a layer and of its experts (us) that a fit starts from, and of latent attention where servers have it.
+#: Where the device takes longer than the host the error does not change with these, so that a fit from a small start
+#: stays there.
+STARTS, LATENT = ((150.0, 150.0), (400.0, 1500.0)), 1000.0
 #: The normal distribution's central 80% lies within this many standard deviations.
 NORMAL_80 = 1.2816
 
@@ -222,7 +223,9 @@ def fit(name: str, mine: list[EngineSample], groups: tuple[str, ...]) -> EngineF
     where there are several."""
     measured = np.log(np.array([sample.measured for sample in mine]))
     weight = weights(measured)
-    best = min((_fitted(name, mine, measured, weight, eager) for eager in STARTS), key=lambda found: found.loss)
+    latent = LATENT if any(one.kv_lora_rank for sample in mine for one in sample.spec.attentions) else 0.0
+    starts = [(*eager, latent) for eager in STARTS]
+    best = min((_fitted(name, mine, measured, weight, eager) for eager in starts), key=lambda found: found.loss)
     errors = {"in_sample": best.error}
     for field in groups:
         left = [getattr(sample, field) for sample in mine]
