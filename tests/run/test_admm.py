@@ -55,7 +55,7 @@ def test_least_squares_between_processes_are_the_authors_algorithm_with_its_argm
 
 def test_samples_of_all_replicas_have_the_mean_of_the_posterior():
     """In numpy: of the density exp(-sum of losses), whose covariance their own has to within a bias."""
-    values, _ = admm.least_squares_by_hand(RING, 2.0, 1.0, 4000)
+    values, _ = admm.least_squares_by_hand(RING, 2.0, 1.0, 2000)
     matrix, right = (np.concatenate(some) for some in zip(*(admm.problem(rank) for rank in range(4))))
     mean = np.linalg.lstsq(matrix, right, rcond=None)[0]
     deviation = np.sqrt(np.diag(np.linalg.inv(matrix.T @ matrix)))
@@ -64,9 +64,8 @@ def test_samples_of_all_replicas_have_the_mean_of_the_posterior():
     assert of_all.std(axis=0) == pytest.approx(deviation, rel=0.5)
 
 
-@pytest.mark.parametrize(["plan", "words"], [("dp4 mb1", "rho=0.1,h=2"), ("dp2 tp2 mb1", "rho=0.1,h=2,noise=1")])
-def test_bytes_that_a_rank_sends_are_those_that_the_simulated_exchange_moves(plan, words):
-    text = f"{plan} sync=admm:{words}"
+def test_bytes_that_a_rank_sends_are_those_that_the_simulated_exchange_moves():
+    text = "dp4 mb1 sync=admm:rho=0.1,h=2"
     read, made = parse(text), llama(vocab=64)
     got = launch(read.layout.num_ranks, local.trained, made, text, TRAIN, 2, local.FP32)
     run = simulate(read, made, load(f"{read.layout.num_ranks}xh100"), TRAIN, standard())
@@ -78,7 +77,7 @@ def test_bytes_that_a_rank_sends_are_those_that_the_simulated_exchange_moves(pla
         if move.op == "neighbours"
     ]
     for *_, sent, exchanged in got:
-        assert moves and not (exchanged and read.layout.tp == 1)
+        assert moves and not exchanged
         assert sorted(size for _, size in sent) == sorted(move.num_bytes * move.group.fan for move in moves)
 
 
