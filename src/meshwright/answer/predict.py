@@ -45,6 +45,7 @@ from meshwright.simulate.attribute import attribution
 from meshwright.simulate.batches import Batches, simulate_batches
 from meshwright.simulate.decide import decided
 from meshwright.simulate.groups import simulate_groups
+from meshwright.simulate.lowering import lowered_by
 from meshwright.simulate.simulated import Simulated
 from meshwright.simulate.step import simulate
 from meshwright.simulate.zoom import zooms
@@ -85,6 +86,7 @@ def predict(
     found = check(plan, model, cluster, train)
     if found:
         raise MeshwrightError(found)
+    plan, lowering = lowered_by(plan, model, cluster, train, costs)
     plan, choice = decided(plan, model, cluster, train, costs)
     # replicas with steps of their own, and pools, are timed on a typical batch
     typical = bool(plan.several) or not read(plan.sync.policy).exact
@@ -143,7 +145,7 @@ def predict(
         warnings=told,
         cautions=(
             *doubts,
-            *(one.text for one in (choice, allotment) if one is not None),
+            *(one.text for one in (lowering, choice, allotment) if one is not None),
             *approximate(plan, train, rounds),
             *otherwise(plan),
             *swarm_cautions(plan),

@@ -15,6 +15,7 @@ from meshwright.cost.roofline import SCAN_OF_PEAK, TYPICAL_OF_BEST, efficiency, 
 from meshwright.graph import TaskGraph
 from meshwright.lower import Lowered
 from meshwright.plan import Memory, Plan, Precision
+from meshwright.plan.lowered import read as read_lowered
 from meshwright.quantity import seconds
 from meshwright.simulate.clock import CUT_TASKS
 from meshwright.spec.cluster import Cluster
@@ -320,6 +321,9 @@ def cautions(
         for kind, slices in zip(mesh.kinds_of_slices, mesh.slices)
         for device in slices.devices
     }
+    for kind, slices in zip(mesh.kinds_of_slices, mesh.slices) if plan.kinds.lowered else ():
+        if (low := read_lowered(plan.kinds.lowered[kind])) is not None:
+            computed |= {(device.name, low.dtype): device for device in slices.devices}
     for (_, dtype), device in computed.items():
         if not supports(device, dtype):
             rates = [n for n in ("fp8", "bf16", "fp16", "fp32") if n in device.peak_flops]

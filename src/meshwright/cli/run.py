@@ -179,7 +179,7 @@ def _read(given: RunOptions, wrong: list[Diagnostic]) -> tuple[Job, Callable[[An
     wrong += options.missing({"data": given.data}, {"data": DATA}, command="run")
     numbers = options.numbers(given, NUMBERS, wrong, command="run")
     wrong += unwritable(given.trace, "--trace") + unwritable(given.lengths, "--lengths")
-    wrong += unwritable(given.routing, "--routing")
+    wrong += unwritable(given.routing, "--routing") + unwritable(given.variances, "--variances")
     wrong += unwritable(given.job_trace, "--job-trace") + reported(given)
     wrong += _contradictions(given) + contradictions(given.link, given.device, given.world) + lacking("run", *NEEDED)
     parts, found = read_parts(question)
@@ -193,11 +193,13 @@ def _read(given: RunOptions, wrong: list[Diagnostic]) -> tuple[Job, Callable[[An
     weights = weights_of(given, question, train)
     train = adapted(given, weights, model, train, wrong)
     precision = "float64" if given.dtype == "float64" else ""
-    from meshwright.plan import check
+    from meshwright.plan import check, lowered
     from meshwright.plan.executable import unexecutable
 
     if given.routing and not model.mixtures:
         wrong.append(bad(f"--routing {given.routing}", f"{model.name} has no experts that a router chooses among"))
+    if given.variances and not any(map(lowered.read, plan.kinds.lowered)):
+        wrong.append(bad(f"--variances {given.variances}", "the plan has no operators in fewer bits: say lowered=bf16"))
     wrong += check(plan, model, cluster, train) or unexecutable(plan, model, train, precision=precision)
     if wrong:
         raise MeshwrightError(wrong)
@@ -298,6 +300,7 @@ def _job(given: RunOptions, numbers: dict[str, Any], precision: str, predicted: 
         wandb=given.wandb,
         callback=given.callback,
         routing=given.routing,
+        variances=given.variances,
         ideal_s=useful.mfu * useful.step_time_s,
         identity=prediction.identity,
         schedule_params=prediction.schedule_params,

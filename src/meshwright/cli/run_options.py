@@ -57,6 +57,9 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     ) = ""
     lengths: options.text("FILE.csv", "Write the lengths of the text's documents, for a workload's lengths=.") = ""
     routing: options.text("FILE.json", "Write the choices of the model's routers, for a workload's routing=.") = ""
+    variances: options.text(
+        "FILE.json", "Measure how gradients vary with each operator in fewer bits, for a plan's lowered=."
+    ) = ""
     tokenizer: options.text("FILE", "A Hugging Face tokenizer.json; that of --weights, else bytes, if left out.") = ""
     steps: options.text("COUNT", "Steps in all; those of the workload's tokens, or 20, if left out.") = ""
     out: options.text("FOLDER", "Keep metrics.jsonl and checkpoints there.") = ""

@@ -73,6 +73,7 @@ def _alike(r: ExportRequest) -> Iterator[Gap]:
     for word, values, wanted, reason, besides in (
         ("mbs", own.mbs, own.mbs[:1], "microbatches are of one size on all replicas", even),
         ("hold", own.hold, own.hold[:1], "it shards state evenly", {}),
+        ("lowered", own.lowered, ("none",), "all products of layers are of one precision", {}),
         ("dtypes", own.dtypes, (usual,), "all replicas compute in one precision", {}),
     ):
         if values and set(values) != set(wanted):

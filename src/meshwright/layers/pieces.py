@@ -122,7 +122,8 @@ class Context(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     group; the batch is then the tokens of one rank. ``tokens`` of the batch on a rank inside tensor-parallel regions,
     ``shard_tokens`` outside (divided by tp under sequence parallelism); ``element`` bytes of an activation.
     ``runs``: each row is so many runs of tokens that attend to themselves alone (a video's, over one of its dims).
-    ``ends_meet``: the first and the last stage are on one rank, so that a shared table is there once.
+    ``ends_meet``: the first and the last stage are on one rank, so that a shared table is there once. ``lowered``: the
+    products, by the names of their pieces, that the layer multiplies in ``lowered_dtype``.
     """
 
     model: Model
@@ -142,6 +143,8 @@ class Context(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     runs: int = 1
     ends_meet: bool = True
     shares: tuple[Context, ...] = ()
+    lowered: tuple[str, ...] = ()
+    lowered_dtype: str = ""
 
     @classmethod
     def of(cls, stream: int, batch: Batch, model: Model, plan: Plan, train: Train, **fields: Any) -> Context:
@@ -297,6 +300,16 @@ def linear(
         )
         # what stays for W is the quantised operand, not the 16-bit one
         saved = {field: size * c.low / e for field, size in saved.items()}
+    out_bytes = e
+    if name in c.lowered:
+        # operands are cast for a product, and its result and the input's gradient back
+        dtype, out_bytes = c.lowered_dtype, DTYPE_BYTES[c.lowered_dtype]
+        each = e + out_bytes
+        cast = Elementwise(num_bytes=(m * k + n * k + m * n) * each, kernels=3)
+        kept = {field: size * out_bytes / e for field, size in saved.items()}
+        # the weight's cast copy is kept beside its input's
+        saved = kept | {"saved": kept.get("saved", 0.0) + n * k * out_bytes}
+        pieces.append(Piece(name=f"{name} cast", forward=cast, backward=cast))
     pieces += dequantised(c, name, n * k)
     grads = 4.0 if c.plan.precision.grads == "fp32" else 2.0
     summed = "summed" if bias else ""
@@ -309,11 +322,11 @@ def linear(
                 n=n,
                 k=k,
                 dtype=dtype,
-                out_bytes=e,
+                out_bytes=out_bytes,
                 bias="added" if bias else "",
                 weights=c.plan.precision.weights,
             ),
-            backward=Gemm(m=m, n=k, k=n, dtype=dtype, out_bytes=e),
+            backward=Gemm(m=m, n=k, k=n, dtype=dtype, out_bytes=out_bytes),
             weight=None if frozen else gradient,
             gradient=0.0 if frozen else m * n * c.low_or_element,
             outputs=tuple(m * width * e for width in targets.values()) if targets else (m * n * e,),

@@ -22,7 +22,7 @@ from meshwright.lower.portions import keys_and_values, layer_activations, loss_a
 from meshwright.lower.program import LayerPass
 from meshwright.lower.state import Activations
 from meshwright.lower.units import NEVER_AGAIN, Composition, Unit, composition_of, unit_of
-from meshwright.plan import Plan
+from meshwright.plan import Plan, lowered
 from meshwright.plan.slices import on_kind
 from meshwright.spec.architecture import EMBEDDING, HEAD
 from meshwright.spec.ends import Boundary
@@ -55,10 +55,13 @@ class Stages:
         frozen: bool = False,
         first_layer: int = 0,
         shares: Sequence[GroupShare] = (),
+        place: int = 0,
     ):
         """`batch` are the items of a microbatch, the workload's own if left out. ``frozen`` parameters are not trained.
         `first_layer` is the number in the whole model of the first layer, where this is a part of one. `shares` are
-        those of the groups that a rank is in, where groups differ; `batch` are then the tokens of one rank."""
+        those of the groups that a rank is in, where groups differ; `batch` are then the tokens of one rank. `place` is
+        that of the plan's kind among the kinds of slices."""
+        self.place = place
         #: Forward passes of each microbatch, where there are no backward ones and parameters are trained yet.
         self.forwards = read(plan.sync.policy).rule.forwards if not frozen else 0
         self.frozen, self.first_layer = frozen or self.forwards > 0, first_layer
@@ -76,12 +79,12 @@ class Stages:
         if not said.computed:
             return (self,) * len(self.mesh.slices)
         for kind in set(self.mesh.kinds_of_slices):
-            rows, dtype = (values[kind] if values else None for values in (said.mbs, said.dtypes))
-            plan = on_kind(self.plan, rows or 0, dtype or "")
+            each = (said.mbs, said.dtypes, said.lowered)
+            rows, dtype, fewer = (values[kind] if values else None for values in each)
+            plan = on_kind(self.plan, rows or 0, dtype or "", fewer or "")
             known = Known(params=self.known.params, sites=self.known.sites)
-            own[kind] = Stages(
-                plan, self.model, self.train, self.mesh, known, frozen=self.frozen, first_layer=self.first_layer
-            )
+            ends = {"frozen": self.frozen, "first_layer": self.first_layer, "place": kind}
+            own[kind] = Stages(plan, self.model, self.train, self.mesh, known, **ends)
         return tuple(own[kind] for kind in self.mesh.kinds_of_slices)
 
     def numbered(self, layers: tuple[int, ...]) -> tuple[int, ...]:
@@ -101,12 +104,32 @@ class Stages:
             ]
             units = [unit_of(EMBEDDING, **own[0])] if stage == 0 and begins else []
             units += [
-                unit_of(self.model.pattern[layer], self.plan.memory.mode(i), **own[i]) for i, layer in enumerate(held)
+                unit_of(
+                    self.model.pattern[layer], self.plan.memory.mode(i), **own[i], lowered=self._lowered(numbers[i])
+                )
+                for i, layer in enumerate(held)
             ]
             if stage == last and closes:
                 units.append(unit_of(HEAD, **own[-1]))
             out.append(composition_of(tuple(units)))
         return tuple(out)
+
+    def _lowered(self, layer: int) -> tuple[tuple[str, ...], ...]:
+        """The operators of a layer in fewer bits, of each kind of slices; () where none has any."""
+        said = [lowered.read(text) for text in self.plan.kinds.lowered]
+        found = tuple(one.of_layer(layer) if one else () for one in said)
+        return found if any(found) else ()
+
+    def _words(self, unit: Unit) -> tuple[str, ...]:
+        """The operators of a unit that are in fewer bits on these ranks."""
+        return unit.lowered[min(self.place, len(unit.lowered) - 1)] if unit.lowered and self.plan.kinds.lowered else ()
+
+    def _at_work(self, c: Context, words: tuple[str, ...]) -> Context:
+        """The same ranks with these operators in fewer bits."""
+        if not words:
+            return c
+        dtype, pieces = lowered.read(self.plan.kinds.lowered[0]).dtype, tuple(lowered.OPERATORS[w] for w in words)
+        return msgspec.structs.replace(c, lowered=pieces, lowered_dtype=dtype)
 
     def context_of(self, kind: int, start: int = 0) -> Context:
         """Sizes and groups of the ranks around `start` at work on the tokens of a layer."""
@@ -142,14 +165,14 @@ class Stages:
             ends_meet=self.ends_meet,
         )
 
-    def pieces(self, kind: int, start: int = 0) -> list[Piece]:
-        """The pieces of a layer, on the ranks around `start`."""
+    def pieces(self, kind: int, start: int = 0, words: tuple[str, ...] = ()) -> list[Piece]:
+        """The pieces of a layer, on the ranks around `start`; the operators `words` in fewer bits."""
         c = self.context(start)
-        key = (kind, c.groups)
+        key = (kind, c.groups, words)
         found = self.known.pieces.get(key)
         if found is None:
             layer = self.model.layer(kind)
-            found = layers.of(layer).pieces(self.context_of(kind, start), layer)
+            found = layers.of(layer).pieces(self._at_work(self.context_of(kind, start), words), layer)
             if self.plan.kernels.compile and kind >= 0:
                 found = fused(found)
             if self.plan.memory.brought == "kept" and kind >= 0:
@@ -159,17 +182,19 @@ class Stages:
 
     def layer_pass(self, unit: Unit, which: str, start: int = 0) -> LayerPass:
         """One pass over one layer, on the ranks around `start`."""
-        unit = unit_of(unit.kind) if which in NEVER_AGAIN else unit_of(unit.kind, unit.recompute)
+        words = self._words(unit)
+        mine = {"lowered": (words,) if words else ()}
+        unit = unit_of(unit.kind, **mine) if which in NEVER_AGAIN else unit_of(unit.kind, unit.recompute, **mine)
         c, end = self.context(start), not unit.is_block
         known, key = (
             (self.known.ends, (unit, which, c.tp_group)) if end else (self.known.passes, (unit, which, c.groups))
         )
         found = known.get(key)
         if found is None:
-            overlap, pieces = self.plan.overlap, self.pieces(unit.kind, start)
+            overlap, pieces = self.plan.overlap, self.pieces(unit.kind, start, words)
             count = self.num_portions(unit)
             if count > 1 and unit.is_block and which in ("B", "BW"):
-                entries = portioned(self.portions(unit.kind, count, start), which, keys_and_values(pieces))
+                entries = portioned(self.portions(unit.kind, count, start, words), which, keys_and_values(pieces))
             elif count > 1 and not unit.is_block and which != "W":
                 later = which == "F" and not self.frozen  # the loss comes with the backward
                 entries = [] if later else losing(self.portions(unit.kind, count, start), which)
@@ -184,11 +209,11 @@ class Stages:
             return self.plan.memory.loss_portions
         return self.plan.memory.portions if unit.recompute == "full" else 1
 
-    def portions(self, kind: int, count: int, start: int = 0) -> list[list[Piece]]:
+    def portions(self, kind: int, count: int, start: int = 0, words: tuple[str, ...] = ()) -> list[list[Piece]]:
         """The pieces of each portion of a layer, those of equal work as one object."""
         known: dict[tuple, list[Piece]] = {}
         layer, out = self.model.layer(kind), []
-        for c in portions_of(self.context_of(kind, start), count):
+        for c in portions_of(self._at_work(self.context_of(kind, start), words), count):
             tokens = tuple((item.new_tokens, item.context * (kind != HEAD), many) for item, many in c.batch)
             if tokens not in known:
                 known[tokens] = layers.of(layer).pieces(c, layer)
@@ -228,9 +253,10 @@ class Stages:
         """Bytes that one microbatch leaves in a layer."""
         found = self.known.activations.get(unit)
         if found is None:
-            c, whole, count = self.context_of(unit.kind), self.pieces(unit.kind), self.num_portions(unit)
+            words, count = self._words(unit), self.num_portions(unit)
+            c, whole = self.context_of(unit.kind), self.pieces(unit.kind, words=words)
             if count > 1 and unit.is_block:
-                found = layer_activations(c, whole, self.portions(unit.kind, count))
+                found = layer_activations(c, whole, self.portions(unit.kind, count, words=words))
             elif count > 1:
                 found = loss_activations(c, self.portions(unit.kind, count))
             else:

@@ -13,12 +13,14 @@ from meshwright.spec.architecture import EMBEDDING, HEAD
 class Unit(msgspec.Struct, frozen=True, cache_hash=True):
     """A layer as it is run: ``kind`` is its place in the model's kinds of layers, ``recompute`` its mode.
     ``plain``: its gradients travel in no code where those of others do. ``level``: whose modules it is of, where
-    replicas' models are made of modules."""
+    replicas' models are made of modules. ``lowered``: for each kind of slices, the words of the operators in fewer
+    bits, () where no kind has any."""
 
     kind: int
     recompute: str
     plain: bool = False
     level: int = 0
+    lowered: tuple[tuple[str, ...], ...] = ()
 
     @property
     def is_block(self) -> bool:
@@ -30,10 +32,18 @@ class Unit(msgspec.Struct, frozen=True, cache_hash=True):
 NEVER_AGAIN = ("F", "W")
 
 
-@lru_cache(maxsize=256)
-def unit_of(kind: int, recompute: str = "none", *, plain: bool = False, level: int = 0) -> Unit:
-    """The one object for a layer of a kind and a level under a recompute mode, whose gradients may be ``plain``."""
-    return Unit(kind, recompute, plain, level)
+@lru_cache(maxsize=1024)
+def unit_of(
+    kind: int,
+    recompute: str = "none",
+    *,
+    plain: bool = False,
+    level: int = 0,
+    lowered: tuple[tuple[str, ...], ...] = (),
+) -> Unit:
+    """The one object for a layer of a kind and a level under a recompute mode, whose gradients may be ``plain`` and
+    some of whose operators may be ``lowered``."""
+    return Unit(kind, recompute, plain, level, lowered)
 
 
 class Composition(msgspec.Struct, frozen=True, dict=True, cache_hash=True):

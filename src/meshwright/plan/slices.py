@@ -47,12 +47,13 @@ def _fastest(device: Device) -> float:
 class Portions(msgspec.Struct, frozen=True, kw_only=True):
     """Parts of a step that every data-parallel slice has, in their order, () for what all have alike: ``counts`` of
     microbatches, ``rows`` in each of them, relative sizes of what each rank holds of sharded state (``hold``), and the
-    precision it computes in (``dtypes``)."""
+    precision it computes in (``dtypes``), and the operators that it lowers (``lowered``)."""
 
     counts: tuple[int, ...] = ()
     rows: tuple[int, ...] = ()
     hold: tuple[int, ...] = ()
     dtypes: tuple[str, ...] = ()
+    lowered: tuple[str, ...] = ()
 
 
 def portions_of(plan: Plan, cluster: Cluster) -> Portions:
@@ -64,20 +65,29 @@ def portions_of(plan: Plan, cluster: Cluster) -> Portions:
         return tuple(of[d] for d in range(layout.dp)) if values else ()
 
     own = plan.kinds
-    return Portions(counts=each(layout.shares), rows=each(own.mbs), hold=each(own.hold), dtypes=each(own.dtypes))
+    return Portions(
+        counts=each(layout.shares),
+        rows=each(own.mbs),
+        hold=each(own.hold),
+        dtypes=each(own.dtypes),
+        lowered=each(own.lowered),
+    )
 
 
 def own_plan(plan: Plan, portions: Portions, slice: int) -> Plan:
     """The plan that a data-parallel slice runs by itself, without the words that say what each kind has."""
     rows = portions.rows[slice] if portions.rows else 0
     dtype = portions.dtypes[slice] if portions.dtypes else ""
-    layout, own = msgspec.structs.replace(plan.layout, shares=()), type(plan.kinds)()
-    return on_kind(msgspec.structs.replace(plan, layout=layout, kinds=own), rows, dtype)
+    lowered = portions.lowered[slice] if portions.lowered else plan.kinds.lowered[0] if plan.kinds.lowered else ""
+    layout = msgspec.structs.replace(plan.layout, shares=())
+    return on_kind(msgspec.structs.replace(plan, layout=layout), rows, dtype, lowered)
 
 
-def on_kind(plan: Plan, rows: int, dtype: str) -> Plan:
+def on_kind(plan: Plan, rows: int, dtype: str, lowered: str = "") -> Plan:
     """The plan of slices with so many sequences in a microbatch (0: the plan's) that compute in a precision ("": the
-    plan's)."""
+    plan's) and have some operators `lowered` ("": none)."""
+    kinds = type(plan.kinds)(lowered=(lowered,) if lowered else ())
+    plan = msgspec.structs.replace(plan, kinds=kinds)
     pipeline, precision = plan.pipeline, plan.precision
     pipeline = msgspec.structs.replace(pipeline, microbatch=rows or pipeline.microbatch)
     precision = msgspec.structs.replace(precision, compute=dtype or precision.compute)

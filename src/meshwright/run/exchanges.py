@@ -17,7 +17,7 @@ from meshwright.run.lora.base import PackedMatrix
 from meshwright.run.mesh import ProcessMesh, coordinates
 from meshwright.run.model import Stage
 from meshwright.run.parameters import drawn, initialise
-from meshwright.run.parts import Shared
+from meshwright.run.parts import Lowering, Shared
 from meshwright.run.scoped import Scoped
 from meshwright.run.settings import DTYPES
 from meshwright.run.sync import Bucket
@@ -77,6 +77,7 @@ def built(shared: Shared, actions: Actions, part: tuple[int, int]) -> dict[int, 
     """The virtual stages that this rank holds of a `part` of the model's layers (first, end), by number, with their
     first values."""
     plan, model = shared.plan, shared.model
+    shared = shared._replace(lowering=Lowering.of(plan, model))
     layers = [tuple(part[0] + i for i in some) for some in stage_layers(plan, part_of(model, *part))]
     me, last = shared.mesh["pp"].index, len(layers) - 1
     out: dict[int, Stage] = {}

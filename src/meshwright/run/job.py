@@ -28,7 +28,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     ``ideal_s``: what a step would take at the devices' peak, for MFU; 0 says none. ``schedule_params`` are the
     prediction's, so that a schedule made for given times has one order in both; so are ``group_costs``, by which groups
     of ranks are formed. ``quiet`` prints no progress. ``routing`` is a file that the choices of the model's routers are
-    written to.
+    written to, ``variances`` one that those of operators in fewer bits are, measured on the first batch.
     ``judged_every`` so many steps (0: never) the loss is measured on the last ``held_out`` of the text, which is then
     not trained on; of sequences so many first tokens are not judged (``judged_from``). ``keep`` so many checkpoints.
     ``portions``: what replicas that differ have of a step. ``adapter``: a folder of adapters to begin with.
@@ -60,6 +60,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     wandb: str = ""
     callback: str = ""
     routing: str = ""
+    variances: str = ""
     identity: Identity = UNKNOWN
     schedule_params: dict[str, Any] = {}
     portions: Portions = Portions()

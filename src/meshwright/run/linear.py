@@ -35,6 +35,8 @@ class Sink(Protocol):
         """Accumulate ``left.T @ right`` of left [rows, n] and right [rows, k]."""
 
 
+#: Types of 16 bits that operands between wider tensors are cast to for one product.
+CAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 #: Weight gradients that wait for their W action; None while they are computed at once.
 _waiting: deque[Callable[[], None]] | None = None
 
@@ -159,7 +161,9 @@ def _weight_gradient(
 def matmul(x: torch.Tensor, weight: torch.Tensor, low: str = "") -> torch.Tensor:
     """``x @ weight.T`` for x [..., k] and weight [n, k]; the weight gradient goes to the weight's sink, if any. In
     inference a weight may be ``stored`` otherwise, and knows its product, or ``adapted`` by what some tokens add.
-    `low`: the format that operands are rounded to (:mod:`.fp8`), "" for none."""
+    `low`: the format that operands are rounded to (:mod:`.fp8`, :data:`CAST`), "" for none."""
+    if low in CAST:
+        return matmul(x.to(CAST[low]), weight.to(CAST[low])).to(x.dtype)
     if low:
         return scaled_product(x, weight, low, _added)
     if torch.is_inference_mode_enabled():

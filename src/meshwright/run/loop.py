@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from meshwright.errors import Diagnostic, MeshwrightError
-from meshwright.run import clocks, data, launch, mesh, routes, traffic
+from meshwright.run import clocks, data, launch, mesh, routes, traffic, variances
 from meshwright.run.agree import Votes, agree, share
 from meshwright.run.begin import about_adapters, begin
 from meshwright.run.checkpoint import AsyncSaver, Meta, identity
@@ -78,6 +78,10 @@ def train(world: World, job: Job, on_step: Told | None = None) -> dict[str, Any]
     if trainer.routes is not None:
         routes.ready(trainer, corpus, held)
     run = RankRun(job, trainer, corpus, held, on_step)
+    if job.variances:
+        found = variances.measured(trainer, run.batch(trainer.step_count))
+        if place.first:
+            variances.save(job.variances, found, job.model.name)
     with closing(run), recorded(place, job.steps - trainer.step_count) as recorder:
         before = clocks.probe()
         with watched(job.routing, trainer.routers, job.model, place):
@@ -211,8 +215,8 @@ class RankRun:
         while self.trainer.step_count < self.job.steps and not self.stopped:
             if self.trainer.round_ended:
                 self.votes.cast(launch.stop.requested or (self.hook is not None and self.hook.stops))
-            batch = self._batch(self.trainer.step_count)
-            following = None if self.trainer.adversary is None else self._batch(self.trainer.step_count + 1)
+            batch = self.batch(self.trainer.step_count)
+            following = None if self.trainer.adversary is None else self.batch(self.trainer.step_count + 1)
             result = self.trainer.step(batch, following)
             if not result.updated:
                 if not self.trainer.rounds.apart:  # replicas that went on alone have no step in common to go back to
@@ -237,7 +241,7 @@ class RankRun:
         except MeshwrightError as error:  # the same on every rank
             raise CallbackFailed(error.diagnostics) from None
 
-    def _batch(self, step: int) -> data.Batch:
+    def batch(self, step: int) -> data.Batch:
         """The rows of a step that this rank trains on."""
         if self.growth is not None:
             return self.corpus.share(self.sequences, self.trainer.train.global_batch, self.dp.index, self.dp.size)

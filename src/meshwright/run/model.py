@@ -186,7 +186,9 @@ class Stage(nn.Module):
         #: Slices of the batch in which layers are run part by part, and parts that one does not wait for; None: whole.
         self.order = (overlap.pieces[0], int(not overlap.exact)) if overlap.tp and overlap.how else None
         inside = shared._replace(apart=True) if self.order else shared
-        self.layers = nn.ModuleList(layer_of(inside, layer, mode) for layer, mode in zip(layers, modes))
+        self.layers = nn.ModuleList(
+            layer_of(inside._replace(layer=layer), layer, mode) for layer, mode in zip(layers, modes)
+        )
         if self.order:
             told(self.layers, self.order[0])
         if last:

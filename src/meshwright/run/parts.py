@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from meshwright.plan import Plan
+from meshwright.plan import Plan, lowered
 from meshwright.run.activation import activate
 from meshwright.run.collect import copy_to, gather_dim, scatter_dim, sum_over
 from meshwright.run.compiled import compiled, layer_normed, rms_normed
@@ -73,11 +73,27 @@ class Pass(NamedTuple):
     moved: Callable[[torch.Tensor], torch.Tensor] | None = None
 
 
+class Lowering:
+    """Operators (word, layer) that a rank computes in fewer bits, ``dtype``; they may be others in another step."""
+
+    def __init__(self, dtype: str, chosen: set[tuple[str, int]]):
+        self.dtype, self.chosen = dtype, chosen
+
+    @classmethod
+    def of(cls, plan: Plan, model: Model) -> Lowering | None:
+        """Return what a rank's own plan lowers; None where it lowers nothing."""
+        said = lowered.read(plan.kinds.lowered[0]) if plan.kinds.lowered else None
+        if said is None:
+            return None
+        return cls(said.dtype, {(word, i) for i in range(model.num_layers) for word in said.of_layer(i)})
+
+
 class Shared(NamedTuple):
     """The arguments with which all modules of a rank are built. ``apart``: sums over tensor-parallel ranks are made by
     who runs the modules (:mod:`meshwright.run.overlapped`), which take and give this rank's part. ``node_ranks`` are
     the devices of a node that the plan is for, 0 where all are on one. ``low``: the format that operands of the layers'
-    products are rounded to (:mod:`.fp8`), "" for none."""
+    products are rounded to (:mod:`.fp8`), "" for none; ``lowering``: some of the layers' that are cast for it
+    alone, and the ``layer`` whose modules are built."""
 
     model: Model
     plan: Plan
@@ -91,6 +107,14 @@ class Shared(NamedTuple):
     train: Train | None = None
     node_ranks: int = 0
     low: str = ""
+    lowering: Lowering | None = None
+    layer: int = -1
+
+    def low_of(self, word: str) -> str:
+        """The format that operands of an operator of the layer are rounded to, "" for none."""
+        if self.lowering is not None and (word, self.layer) in self.lowering.chosen:
+            return self.lowering.dtype
+        return self.low
 
     @property
     def tiles(self) -> bool:
@@ -199,6 +223,8 @@ class RowLinear(nn.Module):
     def __init__(self, shared: Shared, name: str, inner: int, outer: int, *, bias: bool, target: str = ""):
         """`target`: what LoRA calls the matrix."""
         super().__init__()
+        #: The word of the operator that it is.
+        self.word = "out" if target == "o" else target
         self.shared = shared
         width = inner // shared.tp.size
         adapted = Adapted(target, name, (outer, inner), (0, shared.tp.index * width), (outer, width))
@@ -223,11 +249,12 @@ class RowLinear(nn.Module):
             if self.shared.apart:
                 return made
             return self.landed(self.shared.leave(made))
+        low = self.shared.low_of(self.word)
         if self.shared.apart:
-            return matmul(x, self.weight, self.shared.low)
+            return matmul(x, self.weight, low)
         if self.shared.tiles:
             return self.landed(row_parallel(x, self.weight, self.shared.tp))
-        return self.landed(self.shared.leave(matmul(x, self.weight, self.shared.low)))
+        return self.landed(self.shared.leave(matmul(x, self.weight, low)))
 
     def landed(self, out: torch.Tensor) -> torch.Tensor:
         """The summed results with the bias."""
@@ -275,7 +302,7 @@ class Mlp(nn.Module):
         self.down = RowLinear(shared, f"{prefix}{n.mlp}{n.down}", spec.ffn, hidden, bias=spec.bias, target="down")
 
     def forward(self, x: torch.Tensor, p: Pass | None = None) -> torch.Tensor:
-        (up,) = products(self.shared, x, [self.weight], self.adapters, p)
+        (up,) = products(self.shared, x, [self.weight], self.adapters, p, "up")
         if self.bias is not None:
             up = up + self.bias
         return self.down(activate(up, self.spec, self.shared.plan.kernels.compile), p)

@@ -143,7 +143,7 @@ class AttentionModule(nn.Module):
     def projected(self, x: torch.Tensor, p: Pass) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries, keys and values [b, s, heads, d] of hidden states [s, b, hidden], turned by their positions."""
         shared, d = self.shared, self.spec.head_dim
-        made = products(shared, x, list(self.weights), self.adapters, p)
+        made = products(shared, x, list(self.weights), self.adapters, p, "qkv")
         if self.biases:
             made = [y + b for y, b in zip(made, self.biases)]
         qkv = made[0] if len(made) == 1 else torch.cat(made, dim=-1)

@@ -242,4 +242,4 @@ class _Tried:
 
 
 def _plainly(unit: Unit, plain: bool) -> Unit:
-    return unit_of(unit.kind, unit.recompute, plain=plain)
+    return unit_of(unit.kind, unit.recompute, plain=plain, lowered=unit.lowered)

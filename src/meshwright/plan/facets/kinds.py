@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from meshwright.errors import Diagnostic
+from meshwright.errors import Diagnostic, MeshwrightError
+from meshwright.plan import lowered
 from meshwright.plan.facet import (
     BALANCED,
     EVEN,
@@ -45,22 +46,24 @@ class Kinds(msgspec.Struct, frozen=True, kw_only=True):
 
     ``mbs`` are sequences of a microbatch. ``hold`` are relative sizes of the shard of ZeRO's state on every rank: under
     ``hold=3,1`` a rank of the first kind holds three times what one of the second does. ``dtypes`` are the precisions
-    of matrix products; gradients, masters and moments are those of the plan everywhere.
+    of matrix products; gradients, masters and moments are those of the plan everywhere. ``lowered`` are operators in
+    fewer bits than the rest (``plan/lowered.py``).
     """
 
     mbs: tuple[int, ...] = ()
     hold: tuple[int, ...] = ()
     dtypes: tuple[str, ...] = ()
+    lowered: tuple[str, ...] = ()
 
     @property
     def any(self) -> bool:
         """Whether kinds differ in any of it."""
-        return bool(self.mbs or self.hold or self.dtypes)
+        return bool(self.mbs or self.hold or self.dtypes or self.lowered)
 
     @property
     def computed(self) -> bool:
         """Whether passes and state of kinds differ, besides how much of the state each holds."""
-        return bool(self.mbs or self.dtypes)
+        return bool(self.mbs or self.dtypes or self.lowered)
 
 
 def _number(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
@@ -70,7 +73,8 @@ def _number(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterato
         return
     found = kinds(layout, cluster)
     are = "; ".join(f"{len(k.members)} on {' + '.join(dict.fromkeys(d.name for d in k.devices))}" for k in found)
-    for word, values in (("mbs", own.mbs), ("hold", own.hold), ("dtypes", own.dtypes)):
+    for word in ("mbs", "hold", "dtypes", "lowered"):
+        values = getattr(own, word)
         if values and len(values) != len(found):
             yield wrong(
                 "P025",
@@ -132,6 +136,29 @@ def _dtypes(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterato
         yield wrong("P026", "a stored base has one precision on all replicas", place, "drop dtypes")
 
 
+def _lowered(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
+    said, place, dtype = (
+        plan.kinds.lowered,
+        f"kinds.lowered = {plan.kinds.lowered}",
+        plan.precision.compute or train.dtype,
+    )
+    if not said:
+        return
+    last = max((last for one in map(lowered.read, said) if one for _, _, last in one.some or ()), default=0)
+    for bad, message, help in (
+        (dtype != "fp32", f"lowered= has fewer bits than fp32, and the plan computes in {dtype}", "say dtype=fp32"),
+        (bool(plan.kinds.dtypes), "dtypes= has all products of a kind in other bits already", "drop dtypes"),
+        (plan.layout.tp > 1, "exchanges of tensor parallelism are of one type", "say tp1"),
+        (train.lora is not None, "a frozen base is multiplied as it is stored", "drop lowered"),
+        (plan.kernels.compile, "compiled layers are of one type", "drop compile"),
+        (plan.several, "pools have no kinds of slices in common", "drop lowered"),
+        (not lowered.has_operators(model), f"{model.name} has layers of other operators", "drop lowered"),
+        (last >= model.num_layers, f"{model.name} has no layer {last}, but {model.num_layers}", "name its layers"),
+    ):
+        if bad:
+            yield wrong("P062", message, place, help)
+
+
 def _beside(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
     if plan.kinds.any and plan.offload.any:
         message = "state off the devices is worked out for slices that are alike"
@@ -143,6 +170,14 @@ def _unexecutable(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic
         message = "uneven shards of parameters are priced and not run: torch's fully_shard cuts rows evenly"
         yield unrun("P033", message, plan, "layout", f"zero = {plan.layout.zero} with hold", zero=2)
 
+    for said in filter(None, map(lowered.read, plan.kinds.lowered)):
+        if said.dtype not in EXECUTED:
+            message = f"{said.dtype} needs loss scaling: it is predicted, not trained, on any of the replicas"
+            yield unrun("P032", message, plan, "kinds", f"lowered = {plan.kinds.lowered}", lowered=())
+        elif said.file:
+            message = f"which operators are lowered is left to a prediction, by {said.file}"
+            help = "meshwright predict with this plan prints it with the operators that it chose"
+            yield wrong("P062", message, f"kinds.lowered = {plan.kinds.lowered}", help)
     for dtype in plan.kinds.dtypes:
         if dtype not in EXECUTED:
             message = f"{dtype} is predicted, not trained, on any of the replicas"
@@ -153,6 +188,18 @@ def _unexecutable(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic
 def _read(text: str) -> tuple[str, ...] | None:
     values = tuple(text.split(","))
     return values if all(value in DTYPE_BYTES for value in values) else None
+
+
+def _read_lowered(text: str) -> tuple[str, ...] | None:
+    values = tuple(text.split(","))
+    try:
+        for value in values:
+            lowered.read(value)
+    except ValueError as error:
+        message = f"lowered={text}: {error}"
+        help = "say none, a precision, or operators for each kind of slice: lowered=none,bf16:up@0-11+down@3"
+        raise MeshwrightError.one("P062", message, place=f"lowered={text}", help=help) from None
+    return values
 
 
 def _differ(model: Model, cluster: Cluster, train: Train) -> tuple[str, ...]:
@@ -192,12 +239,25 @@ FIELDS = (
         place=196,
         decides=(LAYER, EXCHANGE),
     ),
+    uneven(
+        name="lowered",
+        help="operators in fewer bits than the rest on each kind of slice: none, or some of some layers",
+        form=Form(
+            read=_read_lowered,
+            write=",".join,
+            wanted="what each kind of slice lowers such as none,bf16:up@0-11+down@3",
+            whole=True,
+            kind=str | tuple[str, ...],
+        ),
+        place=198,
+        decides=(STRUCTURE, LAYER),
+    ),
 )
 FACET = Facet(
     name="kinds",
     help="what replicas on each kind of devices have of their own",
     record=Kinds,
     fields=FIELDS,
-    rules=(_number, _mbs, _hold, _dtypes, _beside),
+    rules=(_number, _mbs, _hold, _dtypes, _lowered, _beside),
     unexecutable=_unexecutable,
 )

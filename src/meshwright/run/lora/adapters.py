@@ -125,11 +125,12 @@ def products(
     weights: list[torch.Tensor | PackedMatrix],
     adapters: AdaptedProducts | None,
     p: Pass | None,
+    word: str = "",
 ) -> list[torch.Tensor]:
     """Products of hidden states into a tensor-parallel region; with frozen matrices with what adapters add, for which
-    the input is made whole once for all of them."""
+    the input is made whole once for all of them. `word`: the operator that they are."""
     if shared.lora is None:
-        return [shared.enter(x, weight, low=shared.low) for weight in weights]
+        return [shared.enter(x, weight, low=shared.low_of(word)) for weight in weights]
     whole = shared.entered(x)
     made = [times(whole, weight, shared.low) for weight in weights]
     return made if adapters is None else adapters.add(made, whole, p)
