@@ -23,8 +23,8 @@ TYPES, NONE = ("fp16", "bf16"), "none"
 _SOME = re.compile(r"(\w+)@(\d{1,6})(?:-(\d{1,6}))?")
 
 
-class Lowered(NamedTuple):
-    """What a kind multiplies in ``dtype``: the operators ``some`` as (word, first layer, last layer), None for all; or
+class FewerBits(NamedTuple):
+    """The products that a kind has in ``dtype``: the operators ``some`` as (word, first layer, last layer), None for all; or
     what a prediction chooses by the ``file``."""
 
     dtype: str
@@ -40,8 +40,8 @@ class Lowered(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def read(text: str) -> Lowered | None:
-    """What a text says of a kind; None for :data:`NONE`.
+def read(text: str) -> FewerBits | None:
+    """Return what a text says of a kind; None for :data:`NONE`.
 
     Raises:
         ValueError: the text says nothing of the sort; with what it says wrong.
@@ -52,9 +52,9 @@ def read(text: str) -> Lowered | None:
     if dtype not in TYPES:
         raise ValueError(f"{dtype!r} is none of {', '.join((NONE, *TYPES))}")
     if not colon:
-        return Lowered(dtype)
+        return FewerBits(dtype)
     if rest.endswith(".json"):
-        return Lowered(dtype, (), rest)
+        return FewerBits(dtype, (), rest)
     some = []
     for one in rest.split("+"):
         match = _SOME.fullmatch(one)
@@ -64,7 +64,7 @@ def read(text: str) -> Lowered | None:
         if first > last:
             raise ValueError(f"{one!r} ends before it begins")
         some.append((match[1], first, last))
-    return Lowered(dtype, tuple(some))
+    return FewerBits(dtype, tuple(some))
 
 
 def written(dtype: str, chosen: set[tuple[str, int]]) -> str:

@@ -21,7 +21,7 @@ from meshwright.run.trainer import Trainer
 
 
 def lowering_of(trainer: Trainer) -> Lowering | None:
-    """What a rank computes in fewer bits; None where it computes nothing so."""
+    """Return what a rank computes in fewer bits; None where it computes nothing so."""
     found = (getattr(layer, "shared", None) for stage in trainer.stages.values() for layer in stage.layers)
     return next((shared.lowering for shared in found if shared is not None), None)
 
