@@ -24,8 +24,8 @@ _SOME = re.compile(r"(\w+)@(\d{1,6})(?:-(\d{1,6}))?")
 
 
 class FewerBits(NamedTuple):
-    """The products that a kind has in ``dtype``: the operators ``some`` as (word, first layer, last layer), None for all; or
-    what a prediction chooses by the ``file``."""
+    """The products that a kind has in ``dtype``: the operators ``some`` as (word, first layer, last layer), None for
+    all; or what a prediction chooses by the ``file``."""
 
     dtype: str
     some: tuple[tuple[str, int, int], ...] | None = None
