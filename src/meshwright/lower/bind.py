@@ -218,12 +218,8 @@ class Binder:
             if role.what == GRADIENTS and self.plan.overlap.yield_mb:
                 moves = in_pieces(found.moves, self.plan.overlap.yield_mb * 1e6)
                 found = msgspec.structs.replace(found, moves=moves, yields=True)
-            coded = [
-                f
-                for units in some
-                for f in self.fragments(units)
-                if f.what in role.what.split("+") and f.within != NO_CODEC
-            ]
+            whats = role.what.split("+")
+            coded = [f for units in some for f in self.fragments(units) if f.what in whats and f.within != NO_CODEC]
             if coded:
                 size = sum(map(recoded_bytes, coded))
                 work = Elementwise(num_bytes=size, kernels=2 * len(coded), fused=True)

@@ -9,23 +9,20 @@ and whoever has nothing under way then decides what is next (:mod:`meshwright.si
 from __future__ import annotations
 
 from meshwright.native import Float64s, Int64s, OutFloat64s, OutInt64s, native
+from meshwright.simulate.apart_ends import leave, sample
 from meshwright.simulate.apart_links import advance, next_change, settle
 from meshwright.simulate.apart_steps import (
     BLOCK,
     BLOCKS,
     BUSY,
     CLOCKS,
-    CLOSED,
     COMING,
     DECODE_S,
     ENDS,
     FIRST_NEW,
     FREE,
-    GROUPS,
     GROWTH,
     HEAD,
-    HELD_BACK,
-    HOLD,
     HOST_S,
     ITERATIONS,
     LIMITS,
@@ -39,17 +36,13 @@ from meshwright.simulate.apart_steps import (
     OFFER_TAIL,
     ONE,
     ORDER,
-    PARKS,
     PEAK_BATCH,
     PEAK_BLOCKS,
     POLL,
     PREFILL_S,
-    PROMPTS,
     RUNS,
     SAMPLED_S,
-    SAMPLES,
     SEEN_AT,
-    SINCE,
     SLOPE,
     STATES,
     TAIL,
@@ -180,35 +173,8 @@ def apart_loop(
             lo = last
         elif ending >= 0:
             # ---- the engine moves on behind its iterations, without those that leave
-            w, at, of = ending, ending * STATES, ending * LIMITS
-            times, block = state[at + TIMES], limit[of + BLOCK]
-            if limit[of + POLL] > 1:
-                state[at + SINCE] = 0 if state[at + PROMPTS] == 1 else (state[at + SINCE] + times) % limit[of + POLL]
-            if limit[of + HOLD] > 0 and (state[at + CLOSED] == 1 or limit[of + GROUPS] > 1):
-                state[at + HELD_BACK] += times
-            begin = w * places + state[at + FIRST_NEW]
-            for i in range(begin, begin + state[at + NUM_NEW]):
-                r = run[i]
-                samples = computed[r] + new[i] == target[r]
-                computed[r] += new[i] + times - 1
-                if samples:
-                    target[r] += times
-                if times > 1:
-                    blocks = (computed[r] + block - 1) // block
-                    if blocks > held[r]:
-                        state[at + FREE] -= blocks - held[r]
-                        held[r] = blocks
-            if num_done > 0:
-                kept = w * places
-                for i in range(w * places, w * places + state[at + NUM_RUN]):
-                    r = run[i]
-                    if generated[r] < output[r]:
-                        run[kept] = r
-                        kept += 1
-                    elif limit[of + PARKS] == 0 or answer[r] == 1:
-                        state[at + FREE] += held[r]
-                        held[r] = 0
-                state[at + NUM_RUN] = kept - w * places
+            w, at = ending, ending * STATES
+            leave(w, num_done, limit, state, places, run, new, target, computed, generated, held, answer, output)
             state[at + BUSY] = 0
             who, finished_at, ending = w, w, -1
         elif finished_at >= 0:
@@ -232,20 +198,7 @@ def apart_loop(
                     offered[t * wide + state[t * STATES + OFFER_TAIL]] = n + r
                     state[t * STATES + OFFER_TAIL] += 1
                     num_asked = pull(
-                        t,
-                        times,
-                        limit,
-                        state,
-                        wide,
-                        offered,
-                        places,
-                        run,
-                        new,
-                        computed,
-                        held,
-                        order,
-                        asked,
-                        num_asked,
+                        t, times, limit, state, wide, offered, places, run, new, computed, held, order, asked, num_asked
                     )
             moves = MOVING
         elif moves == MOVING and num_asked == 0 and now < due:
@@ -375,19 +328,7 @@ def apart_loop(
                 used = limit[of + BLOCKS] - state[at + FREE]
                 running = state[at + NUM_RUN]
                 state[at + PEAK_BATCH] = max(state[at + PEAK_BATCH], running)
-                line = w * (2 * most_samples + 1)
-                place = line + state[at + SAMPLES]
-                sample_s[place] = clock[on + NOW]
-                sample_value[3 * place] = running
-                sample_value[3 * place + 1] = state[at + LOOKED] - state[at + HEAD]
-                sample_value[3 * place + 2] = used
-                state[at + SAMPLES] += 1
-                if state[at + SAMPLES] > 2 * most_samples:
-                    for i in range(most_samples + 1):
-                        sample_s[line + i] = sample_s[line + 2 * i]
-                        for field in range(3):
-                            sample_value[3 * (line + i) + field] = sample_value[3 * (line + 2 * i) + field]
-                    state[at + SAMPLES] = most_samples + 1
+                sample(w, running, used, state, clock, most_samples, sample_s, sample_value)
                 end, series = ends(w, times, clock), times * (times - 1) / 2.0
                 slope, growth = clock[on + SLOPE], clock[on + GROWTH]
                 spent_s[to + LINEAR] += times * clock[on + LINEAR_S]
