@@ -1,5 +1,7 @@
 """Fixtures of tests that run what was planned."""
 
+import sys
+
 import pytest
 
 
@@ -12,3 +14,11 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_kept_ranks():
+    """Processes that a module's tests have kept end with it."""
+    yield
+    if "tests.run.processes" in sys.modules:
+        sys.modules["tests.run.processes"].end_kept()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
+import pickle
+import signal
+import struct
 import sys
 import tempfile
 import time
@@ -40,6 +44,127 @@ def launch(num_ranks: int, function, *args, timeout_s: float = 120.0) -> list[An
             children.append(child)
         _wait(children, folder, timeout_s)
         return [plain.read(Path(folder) / f"{r}.out") for r in range(num_ranks)]
+
+
+#: Calls that ranks are kept for: each makes groups of its own, with their sockets and threads.
+MOST_CALLS = 24
+#: Linux's ``prctl`` that has a signal sent to a process whose parent ends.
+_PDEATHSIG = 1
+
+
+def launch_kept(num_ranks: int, function, *args, timeout_s: float = 120.0) -> list[Any]:
+    """As :func:`launch`, in processes that are kept for the next call of as many: a fork, a group and the pages that a
+    process touches first cost several times what a step of a small model does. `function` is one of a module, `args`
+    can be pickled, and neither depends on what a test has patched, or leaves anything patched.
+
+    Raises:
+        AssertionError: as :func:`launch`; the processes are ended and not used again.
+    """
+    found = _kept.get(num_ranks)
+    if found is None or found.calls == MOST_CALLS:
+        if found is not None:
+            found.close()
+        found = _kept[num_ranks] = KeptRanks(num_ranks)
+    try:
+        return found.call(function, args, timeout_s)
+    except BaseException:
+        _kept.pop(num_ranks).close()
+        raise
+
+
+def end_kept() -> None:
+    """End the processes that are kept."""
+    while _kept:
+        _kept.popitem()[1].close()
+
+
+class KeptRanks:
+    """Joined processes that run one call after another. What they are told comes by a pipe each, what they return by
+    files, a folder a call."""
+
+    def __init__(self, num_ranks: int):
+        self.calls, self.children, self.pipes = 0, [], []
+        self.folder = tempfile.TemporaryDirectory()
+        for rank in range(num_ranks):
+            reading, writing = os.pipe()
+            sys.stdout.flush()
+            child = os.fork()
+            if child == 0:
+                os.close(writing)
+                _serve(rank, num_ranks, reading, self.folder.name)
+            os.close(reading)
+            self.children.append(child)
+            self.pipes.append(writing)
+
+    def call(self, function, args: tuple, timeout_s: float) -> list[Any]:
+        self.calls += 1
+        place = Path(self.folder.name) / str(self.calls)
+        place.mkdir()
+        told = pickle.dumps((function, args, str(place)))
+        for pipe in self.pipes:
+            _send(pipe, told)
+        files = [place / f"{rank}.out" for rank in range(len(self.children))]
+        deadline = time.monotonic() + timeout_s
+        while not all(file.exists() for file in files):
+            if any(place.glob("*.err")) or time.monotonic() > deadline or self._ended():
+                time.sleep(0.2)  # the others' own errors, if they have any
+                raise AssertionError(_errors(place) or "a rank that is kept ended or hung without an error")
+            time.sleep(0.002)
+        return [plain.read(file) for file in files]
+
+    def _ended(self) -> bool:
+        return any(os.waitid(os.P_PID, c, os.WEXITED | os.WNOHANG | os.WNOWAIT) for c in self.children)
+
+    def close(self) -> None:
+        for child, pipe in zip(self.children, self.pipes, strict=True):
+            os.close(pipe)
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        self.folder.cleanup()
+
+
+_kept: dict[int, KeptRanks] = {}
+
+
+def _send(pipe: int, message: bytes) -> None:
+    left = memoryview(struct.pack("q", len(message)) + message)
+    while left:
+        left = left[os.write(pipe, left) :]
+
+
+def _receive(pipe: int, length: int) -> bytes:
+    """Return so many bytes; the process ends where the pipe does."""
+    found = b""
+    while len(found) < length:
+        more = os.read(pipe, length - len(found))
+        if not more:
+            os._exit(0)
+        found += more
+    return found
+
+
+def _serve(rank: int, num_ranks: int, pipe: int, folder: str) -> None:
+    """A kept rank's whole life; never returns."""
+    gc.freeze()
+    where = Path(folder)
+    try:
+        ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
+        torch.set_num_threads(1)
+        if num_ranks > 1:
+            dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=num_ranks)
+        while True:
+            (length,) = struct.unpack("q", _receive(pipe, 8))
+            function, args, place = pickle.loads(_receive(pipe, length))
+            where = Path(place)
+            torch.manual_seed(0)
+            plain.write(where / f"{rank}.part", function(rank, *args))
+            (where / f"{rank}.part").rename(where / f"{rank}.out")
+    except BaseException:
+        (where / f"{rank}.err").write_text(traceback.format_exc())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def _child(rank: int, num_ranks: int, function, args, folder: str) -> None:
@@ -82,6 +207,10 @@ def _wait(children: list[int], folder: str, timeout_s: float) -> None:
     for child in waiting.values():
         os.kill(child, 9)
         os.waitpid(child, 0)
-    errors = sorted(Path(folder).glob("*.err"), key=lambda file: file.stat().st_mtime)
-    text = "\n".join(f"rank {file.stem}:\n{file.read_text()}" for file in errors)
-    raise AssertionError(text or f"rank {failed} ended or hung without an error")
+    raise AssertionError(_errors(Path(folder)) or f"rank {failed} ended or hung without an error")
+
+
+def _errors(folder: Path) -> str:
+    """What ranks have left of why they ended, the first one first."""
+    errors = sorted(folder.glob("*.err"), key=lambda file: file.stat().st_mtime)
+    return "\n".join(f"rank {file.stem}:\n{file.read_text()}" for file in errors)

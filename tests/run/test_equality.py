@@ -20,7 +20,7 @@ from meshwright.run.trainer import Trainer
 from meshwright.simulate.step import simulate
 from meshwright.spec.cluster import load
 from meshwright.spec.workload import Train
-from tests.run.processes import launch
+from tests.run.processes import launch_kept as launch
 from tests.run.small import DIMS, assemble, batch, differences, gpt, llama, train_steps
 
 #: Relative to each tensor's largest element. Summation order differs; 20 steps of AdamW amplify what is left.

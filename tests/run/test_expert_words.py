@@ -19,7 +19,7 @@ from meshwright.run.trainer import Trainer
 from meshwright.spec.cluster import load
 from meshwright.spec.routing import follows, read, shares
 from meshwright.spec.workload import Train
-from tests.run.processes import launch
+from tests.run.processes import launch_kept as launch
 from tests.run.small import assemble, batch, differences, llama, train_steps
 
 #: Relative to each tensor's largest element; two steps of AdamW amplify what another order of sums leaves.

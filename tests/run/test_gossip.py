@@ -10,7 +10,7 @@ from meshwright.plan import parse
 from meshwright.spec.cluster import load
 from meshwright.spec.workload import Train
 from tests.run import codes, gossip, local
-from tests.run.processes import launch
+from tests.run.processes import launch_kept as launch
 from tests.run.small import differences, llama
 
 TOLERANCE = 1e-12

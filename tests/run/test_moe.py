@@ -17,7 +17,7 @@ from meshwright.spec import naming
 from meshwright.spec.layers import Moe
 from meshwright.spec.model import from_config, transformer
 from meshwright.spec.numerics import Numerics
-from tests.run.processes import launch
+from tests.run.processes import launch_kept as launch
 
 COMMON = {
     "hidden_size": 16,

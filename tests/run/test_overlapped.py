@@ -9,7 +9,7 @@ from meshwright.run import model as run_model
 from meshwright.run.collect import all_gather, reduce_scatter
 from meshwright.run.mesh import AxisGroup
 from meshwright.run.tiles import gathered_product, scattered_product
-from tests.run.processes import launch
+from tests.run.processes import launch_kept as launch
 from tests.run.small import assemble, differences, llama, train_steps
 from tests.run.test_equality import TOLERANCE, TRAIN, compare, reference
 

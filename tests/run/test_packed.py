@@ -24,7 +24,7 @@ from meshwright.run.rotary import rotaries
 from meshwright.run.settings import Settings
 from meshwright.run.trainer import Trainer
 from meshwright.spec.workload import parse
-from tests.run.processes import launch
+from tests.run.processes import launch_kept as launch
 from tests.run.small import assemble, differences, gpt, llama, plain
 
 #: Relative to each tensor's largest element: sums in another order.

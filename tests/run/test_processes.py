@@ -1,12 +1,14 @@
 """What processes of a test hand back comes back as it was, and nothing of it is code."""
 
 import math
+import os
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
-from tests.run.processes import launch
+from tests.run.processes import end_kept, launch, launch_kept
 
 
 def test_what_a_process_hands_back_is_what_it_had():
@@ -32,3 +34,26 @@ def test_what_a_process_hands_back_is_what_it_had():
 def test_a_value_that_is_not_plain_is_named():
     with pytest.raises(AssertionError, match="hands back a complex: take it apart"):
         launch(2, lambda rank: 1j)
+
+
+def called(rank: int, fails: bool):
+    """The process, a random number, and the sum over all ranks of their numbers; a rank fails when told to."""
+    if fails and rank:
+        raise ValueError("told to")
+    total = torch.tensor([rank])
+    dist.all_reduce(total)
+    return os.getpid(), float(torch.rand(1)), int(total)
+
+
+def test_ranks_that_are_kept_serve_call_after_call_alike_until_one_fails():
+    first, second = launch_kept(2, called, False), launch_kept(2, called, False)
+    assert first == second and len({pid for pid, *_ in first}) == 2  # no draw goes on from the call before
+    assert [total for *_, total in first] == [1, 1]
+    with pytest.raises(AssertionError, match=r"(?s)rank 1:.*ValueError: told to"):
+        launch_kept(2, called, True)
+    anew = launch_kept(2, called, False)
+    assert not {pid for pid, *_ in first} & {pid for pid, *_ in anew}
+    end_kept()
+    for pid, *_ in (*first, *anew):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)

@@ -11,7 +11,7 @@ from meshwright.run.settings import Settings
 from meshwright.run.trainer import Trainer
 from meshwright.spec.workload import Train
 from tests.run import small
-from tests.run.processes import launch
+from tests.run.processes import launch_kept as launch
 
 #: With dropout: its random numbers are those of the step and the token, and none has to be kept.
 TRAIN = Train(seq_len=16, global_batch=8, optimizer="adamw", dropout=True)
