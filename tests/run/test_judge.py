@@ -8,7 +8,7 @@ from meshwright.run.judge import Judge, share_of
 from meshwright.run.settings import Settings
 from meshwright.spec.workload import Train
 from tests.run import local
-from tests.run.processes import launch
+from tests.run.processes import launch_kept as launch
 from tests.run.small import llama
 
 TRAIN = Train(global_batch=4, seq_len=16, dtype="fp32")

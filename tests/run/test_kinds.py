@@ -21,7 +21,7 @@ from meshwright.run.weights import load_weights
 from meshwright.spec.model import load
 from meshwright.spec.workload import Train
 from tests.run import small_kinds
-from tests.run.processes import launch
+from tests.run.processes import launch_kept as launch
 from tests.run.small import assemble, batch, train_steps
 
 TRAIN = Train(global_batch=4, seq_len=24, dtype="fp32")

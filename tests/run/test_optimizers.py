@@ -20,7 +20,7 @@ from meshwright.spec.matrices import num_matrices
 from meshwright.spec.model import load as load_model
 from meshwright.spec.workload import Train
 from tests.run import codes, local, small
-from tests.run.processes import launch
+from tests.run.processes import launch_kept as launch
 
 STEPS = 3
 MODELS = {

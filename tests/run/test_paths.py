@@ -32,7 +32,7 @@ from meshwright.spec.cluster import load
 from meshwright.spec.workload import Train
 from meshwright.sync.policy import read
 from tests.run import local
-from tests.run.processes import launch
+from tests.run.processes import launch_kept as launch
 from tests.run.rounds import LAYERS, layer_of
 from tests.run.small import differences, llama
 

@@ -12,7 +12,7 @@ from meshwright.plan import parse
 from meshwright.spec.cluster import load
 from meshwright.spec.workload import Train
 from tests.run import codes, local, updates
-from tests.run.processes import launch
+from tests.run.processes import launch_kept as launch
 from tests.run.small import batch, differences, llama
 
 TRAIN = Train(global_batch=8, seq_len=16, dtype="fp32", optimizer="lion")
