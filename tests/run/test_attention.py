@@ -14,7 +14,8 @@ from meshwright.run.attention import attend, local_positions
 from meshwright.run.mesh import AxisGroup
 from meshwright.run.record import ResidentBytes
 from meshwright.run.visible import MaskRule, blocks, document_blocks, runs_of
-from tests.run.processes import launch
+from tests.run.processes import launch as forked
+from tests.run.processes import launch_kept as launch
 
 ALONE = AxisGroup(name="cp", ranks=(0,), index=0)
 
@@ -229,7 +230,7 @@ def _grown(rank, lengths):
 
 def test_memory_does_not_grow_with_every_new_length_of_document():
     """torch's own 16-bit backward keeps about 3 MB for each of these lengths."""
-    (grown,) = launch(1, _grown, list(range(20, 500, 10)))
+    (grown,) = forked(1, _grown, list(range(20, 500, 10)))
     assert grown < 30e6
 
 

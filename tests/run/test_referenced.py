@@ -18,7 +18,7 @@ from meshwright.spec.workload import Train
 from meshwright.sync.codecs import codec
 from meshwright.sync.moving import moves
 from tests.run import codes, local, small
-from tests.run.processes import launch
+from tests.run.processes import launch_kept as launch
 from tests.run.small import differences, llama
 
 TRAIN = Train(global_batch=4, seq_len=16, dtype="fp32", optimizer="sgd")
