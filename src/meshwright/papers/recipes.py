@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from meshwright.plan import Plan, check
+from meshwright.plan import Pipeline, Plan, check
 from meshwright.plan.text import over
 from meshwright.search.evaluate import Evaluator
 from meshwright.search.settle import stages_of
@@ -43,20 +43,13 @@ def overlap_gradients(plan: Plan, model: Model, cluster: Cluster, train: Train) 
     return msgspec.structs.replace(plan, overlap=msgspec.structs.replace(plan.overlap, dp=True))
 
 
-def shard_inside_the_node(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Plan:
-    """Everything sharded, over the replicas that share a node."""
-    layout = plan.layout
-    here = max(1, cluster.islands[0].node.devices // layout.tp)
-    return msgspec.structs.replace(plan, layout=msgspec.structs.replace(layout, zero=3, shard=min(here, layout.dp)))
-
-
 def scope_each_kind_of_state(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Plan:
     """Weights sharded over two neighbours, gradients over the replicas that share a node, the optimizer's states over
-    all."""
-    layout = plan.layout
+    all; the ranks of a pipeline's stages are replicas, as every rank has a part of every layer."""
+    layout, replicas = plan.layout, plan.layout.dp * plan.layout.pp
     here = max(2, cluster.islands[0].node.devices // layout.tp)
-    scopes = 2, min(here, layout.dp)
-    return msgspec.structs.replace(plan, layout=msgspec.structs.replace(layout, zero=3, shard=0, scopes=scopes))
+    layout = msgspec.structs.replace(layout, pp=1, dp=replicas, zero=3, shard=0, scopes=(2, min(here, replicas)))
+    return msgspec.structs.replace(plan, layout=layout, pipeline=Pipeline(microbatch=plan.pipeline.microbatch))
 
 
 def tensor_parallel_inside_the_node(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Plan:
@@ -145,7 +138,6 @@ RECIPES: dict[str, Function] = {
     "interleave": interleave,
     "relieve_the_last_stage": relieve_the_last_stage,
     "overlap_gradients": overlap_gradients,
-    "shard_inside_the_node": shard_inside_the_node,
     "scope_each_kind_of_state": scope_each_kind_of_state,
     "tensor_parallel_inside_the_node": tensor_parallel_inside_the_node,
     "regroup_experts": regroup_experts,

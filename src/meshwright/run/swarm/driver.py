@@ -385,8 +385,8 @@ class SwarmTrainer:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._whole, name)
 
-    def step(self, batch: Batch) -> StepResult:
-        """One optimizer step."""
+    def step(self, batch: Batch, following: Batch | None = None) -> StepResult:
+        """One optimizer step; what follows tells a swarm nothing."""
         for wait_for in self._whole.before_update:
             wait_for()
         loss, norm = self._swarm.step()
