@@ -52,6 +52,7 @@ RECIPES = (
     "local:h=32",
     "diloco:h=16",
     "diloco:h=32",
+    "diloco:h=16,codec=int4",
     "powersgd:rank=4",
     "topk:share=0.01",
     "int8",
