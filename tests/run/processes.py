@@ -211,6 +211,6 @@ def _wait(children: list[int], folder: str, timeout_s: float) -> None:
 
 
 def _errors(folder: Path) -> str:
-    """What ranks have left of why they ended, the first one first."""
+    """Reasons that ranks have left for their end, the first one first."""
     errors = sorted(folder.glob("*.err"), key=lambda file: file.stat().st_mtime)
     return "\n".join(f"rank {file.stem}:\n{file.read_text()}" for file in errors)
