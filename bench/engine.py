@@ -1,9 +1,10 @@
 """The serving engine against transformers' ``generate``: tokens a second of one request, and of sixteen at a time.
 
 Both compute the same random model with the same weights on one thread, greedily, in turns within one run; what counts
-is the processor's time, which other processes on the machine do not change as they change the clock's.
+is the processor's time, which other processes on the machine do not change as they change the clock's. On a GPU they
+compute in bfloat16, and what counts is the time that passes.
 
-Run: python -m bench.engine [--hidden N] [--layers N] [--rounds N] [--json]
+Run: python -m bench.engine [--hidden N] [--layers N] [--rounds N] [--device cuda] [--json]
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ PROMPT, ANSWER, TOGETHER, VOCAB = 64, 48, 16, 8192
 TARGETS = (0.9, 3.0)
 
 
-def model(hidden: int, layers: int) -> transformers.PreTrainedModel:
+def model(hidden: int, layers: int, device: str) -> transformers.PreTrainedModel:
     """A random Llama whose answers never end by themselves."""
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
@@ -36,13 +37,14 @@ def model(hidden: int, layers: int) -> transformers.PreTrainedModel:
         hidden_size=hidden,
         intermediate_size=hidden * 8 // 3,
         num_hidden_layers=layers,
-        num_attention_heads=hidden // 32,
-        num_key_value_heads=hidden // 64,
+        num_attention_heads=hidden // (32 if device == "cpu" else 128),
+        num_key_value_heads=hidden // (64 if device == "cpu" else 256),
         max_position_embeddings=2048,
         eos_token_id=None,
         bos_token_id=None,
     )
-    return transformers.LlamaForCausalLM(config).float().eval()
+    kind = torch.float32 if device == "cpu" else torch.bfloat16
+    return transformers.LlamaForCausalLM(config).to(device, kind).eval()
 
 
 def served(one: TorchEngine, prompts: torch.Tensor, first: int) -> list[list[int]]:
@@ -61,19 +63,21 @@ def served(one: TorchEngine, prompts: torch.Tensor, first: int) -> list[list[int
 def generated(net: transformers.PreTrainedModel, prompts: torch.Tensor) -> list[list[int]]:
     """transformers' answers to prompts, one after the other."""
     said = {"max_new_tokens": ANSWER, "do_sample": False, "pad_token_id": 0}
-    made = [net.generate(p[None], attention_mask=torch.ones_like(p[None]), **said) for p in prompts]
+    made = [net.generate(p[None], attention_mask=torch.ones_like(p[None]), **said) for p in prompts.to(net.device)]
     return [one[0, PROMPT:].tolist() for one in made]
 
 
-def measured(hidden: int, layers: int, rounds: int) -> dict[str, float]:
-    """Tokens a second of processor time, medians of rounds, and their ratios; and the share of answers alike."""
+def measured(hidden: int, layers: int, rounds: int, device: str) -> dict[str, float]:
+    """Tokens a second of processor time (on a GPU of time), medians, and their ratios; the share of answers alike."""
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    net, number, alike, all_answers = model(hidden, layers), 0, 0, 0
+    net, number, alike, all_answers = model(hidden, layers, device), 0, 0, 0
+    clock = time.process_time if device == "cpu" else time.perf_counter
     with tempfile.TemporaryDirectory() as folder:
         net.save_pretrained(folder)
-        one = engine(Path(folder), words=parse("kv_blocks=512"), dtype="fp32")
+        kind = "fp32" if device == "cpu" else "bf16"
+        one = engine(Path(folder), words=parse("kv_blocks=512"), dtype=kind, device=device)
     found: dict[str, list[float]] = {"alone": [], "generate": [], "together": []}
     draw = torch.Generator().manual_seed(0)
     for turn in range(rounds + 1):
@@ -84,9 +88,9 @@ def measured(hidden: int, layers: int, rounds: int) -> dict[str, float]:
             ("generate", generated, prompts[:1]),
             ("together", served, prompts),
         ):
-            begin = time.process_time()
+            begin = clock()
             told.append(run(one, some, number) if run is served else run(net, some))
-            seconds = time.process_time() - begin
+            seconds = clock() - begin
             number += len(some)
             if turn:  # the first warms up
                 found[name].append(len(some) * ANSWER / seconds)
@@ -104,9 +108,10 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     asked = parser.parse_args()
-    found = measured(asked.hidden, asked.layers, asked.rounds)
+    found = measured(asked.hidden, asked.layers, asked.rounds, asked.device)
     if asked.json:
         print(json.dumps(found, indent=1))
         return

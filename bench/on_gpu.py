@@ -51,6 +51,15 @@ TRAINED = (
     (4, "batch=16,seq=2048", "mb4 selective"), (8, "batch=4,seq=4096", "mb1 fsdp full"),
     (4, "batch=4,seq=4096", "mb1 fsdp"), (4, "batch=8,seq=2048", "mb2 full"),
 )  # fmt: skip
+#: The same of fp8, adapters over frozen bases, state in the host's memory and compiled layers.
+MORE = (
+    (8, "batch=4,seq=4096", "mb1"), (8, "batch=4,seq=4096", "mb1 fp8"), (8, "batch=4,seq=4096", "mb1 fp8_row"),
+    (8, "batch=4,seq=4096,phase=lora", "mb1"), (8, "batch=4,seq=4096,phase=lora", "mb1 full params=nf4"),
+    (8, "batch=4,seq=4096,phase=lora", "mb1 params=int8"), (8, "batch=4,seq=4096", "mb1 full offload=activations"),
+    (4, "batch=4,seq=4096", "mb1 offload=activations"), (4, "batch=4,seq=4096", "mb1 offload=optimizer"),
+    (8, "batch=8,seq=4096", "mb1 full offload=optimizer"), (8, "batch=4,seq=4096", "mb1 compile=yes"),
+    (32, "batch=4,seq=4096,phase=lora", "mb1 full params=nf4"), (32, "batch=4,seq=4096,phase=lora", "mb1 full"),
+)  # fmt: skip
 SERVED = ("llama3-8b", "qwen3-30b-a3b")
 STEPS, TIMED_LAYERS = 9, 4
 
@@ -258,6 +267,30 @@ def measure(file: Path) -> None:
     file.write_bytes(msgspec.json.encode(msgspec.convert(found, GpuFigures, strict=False)))
 
 
+def measure_more(file: Path, seconds: float) -> None:
+    """Measure plans of :data:`MORE` on a GPU into a file, row by row, until so many seconds are over."""
+    import time
+    import traceback
+
+    import torch
+
+    from meshwright.run.world import World
+
+    world = World(0, 1, 0, 1, "here", torch.device("cuda", 0))
+    torch.cuda.set_device(world.device)
+    begin, found = time.perf_counter(), []
+    for layers, words, plan in MORE:
+        if time.perf_counter() - begin > seconds:
+            break
+        try:
+            found.append(_trained(world, layers, words, plan))
+        except Exception:
+            print(f"{layers} {words} {plan}:\n{traceback.format_exc()}", file=sys.stderr)
+            continue
+        file.write_bytes(msgspec.json.encode(found))
+        print(f"{time.perf_counter() - begin:.0f} s: {found[-1]}", file=sys.stderr, flush=True)
+
+
 def _trained(world, layers: int, words: str, plan: str) -> dict[str, object]:
     """Train one plan on a text without documents; its median step and seconds by kind of task."""
     import torch
@@ -294,7 +327,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.on_gpu", description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     parser.add_argument("--measure", type=Path, help="measure on this GPU into a file, and print nothing")
+    parser.add_argument("--more", type=Path, help="measure further plans on this GPU into a file, and print nothing")
+    parser.add_argument("--seconds", type=float, default=200.0, help="how long further plans may take")
     asked = parser.parse_args()
+    if asked.more:
+        measure_more(asked.more, asked.seconds)
+        return
     if asked.measure:
         measure(asked.measure)
         return

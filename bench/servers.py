@@ -8,6 +8,7 @@ Run: python -m bench.servers all --python PYTHON [--seconds 120] [--requests 60]
      python -m bench.servers transformers --python PYTHON
      python -m bench.servers llama-cpp --python PYTHON
      python -m bench.servers meshwright
+     python -m bench.servers meshwright --device cuda
      python -m bench.servers --url http://127.0.0.1:8000 --model NAME
 
 ``all`` proves the three one after the other, goes on where one fails, and ends with every target. It wants a quiet
@@ -34,7 +35,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.tiny_models import write_hugging_face
+from bench.tiny_models import SMALL, TINY, write_hugging_face
 from meshwright.answer.server import predict_server
 from meshwright.calibrate.server import fit_server
 from meshwright.calibrate.server_probes import MadeProbe, Prober
@@ -101,12 +102,14 @@ class Launched(NamedTuple):
     model: str
 
 
-def launched(name: str, folder: Path, port: int, python: str) -> Launched:
-    """Return how a server is started on a port, with one thread for its model, so that its client has a core."""
+def launched(name: str, folder: Path, port: int, python: str, device: str) -> Launched:
+    """Return how a server is started on a port, with one thread for its model, so that its client has a core; on a GPU
+    it serves a model of a billion parameters."""
+    size = SMALL if device == "cuda" else TINY
     if name == "transformers":
-        model = write_hugging_face(folder / "tiny")
+        model = write_hugging_face(folder / "tiny", size)
         program = "import sys; from transformers.cli.transformers import main; sys.argv[0] = 'transformers'; main()"
-        words = ["-c", program, "serve", str(model), "--device", "cpu", "--port", str(port), "--host", "127.0.0.1"]
+        words = ["-c", program, "serve", str(model), "--device", device, "--port", str(port), "--host", "127.0.0.1"]
         return Launched(words, str(model))
     if name == "llama-cpp":
         model = folder / "tiny.gguf"  # written by the Python that has the server, and its package of the format
@@ -116,9 +119,9 @@ def launched(name: str, folder: Path, port: int, python: str) -> Launched:
         # a request that comes would else end the answer that another is being given
         said |= {"interrupt_requests": "false", "verbose": "false", "model_alias": "tiny"}
         return Launched(["-m", "llama_cpp.server", *(w for k, v in said.items() for w in (f"--{k}", str(v)))], "tiny")
-    model = write_hugging_face(folder / "tiny")
+    model = write_hugging_face(folder / "tiny", size)
     engine = "policy=vllm-v1,budget=256,max_batch=16,prefix_cache=yes,kv_blocks=1024"
-    words = ["-m", "meshwright", "serve", "--model", str(model), "--serve", engine, "--device", "cpu"]
+    words = ["-m", "meshwright", "serve", "--model", str(model), "--serve", engine, "--device", device]
     return Launched([*words, "--port", str(port), "--name", "tiny"], "tiny")
 
 
@@ -226,12 +229,12 @@ def _note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def started(name: str, python: str, folder: Path) -> tuple[subprocess.Popen[bytes], str, str]:
+def started(name: str, python: str, folder: Path, device: str) -> tuple[subprocess.Popen[bytes], str, str]:
     """Start a server and wait until it answers; returns its process, URL and model."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    how, log = launched(name, folder, port, python), (folder / "server.log").open("wb")
+    how, log = launched(name, folder, port, python, device), (folder / "server.log").open("wb")
     own = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     process = subprocess.Popen([python, *how.words], stdout=log, stderr=log, env=os.environ | own, cwd=folder)
     url = f"http://127.0.0.1:{port}"
@@ -256,7 +259,7 @@ def prove(name: str, asked: argparse.Namespace) -> list[Judged]:
         folder, process, url, model = Path(place), None, asked.url, asked.model
         if not url:
             python = sys.executable if name == "meshwright" else asked.python
-            process, url, model = started(name, python, folder)
+            process, url, model = started(name, python, folder, asked.device)
         try:
             work = proved(url, model, asked.seconds, asked.requests, folder, name or "server")
             return asyncio.run(asyncio.wait_for(work, LIMIT_S))
@@ -276,6 +279,7 @@ def main() -> None:
     parser.add_argument("--python", default=sys.executable, help="the Python that has the servers")
     parser.add_argument("--url", default="", help="a server that runs already")
     parser.add_argument("--model", default="", help="its model")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what a server's model is on")
     parser.add_argument("--seconds", type=float, default=120.0, help="how long probes of a server may take")
     parser.add_argument("--requests", type=int, default=60, help="requests of each traffic")
     parser.add_argument("--out", type=Path, help="a file that the figures are written to as well")

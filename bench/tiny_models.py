@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,6 +19,21 @@ LETTERS = np.arange(ord("a"), ord("z") + 1)
 NORM_EPS, ROPE = 1e-5, 10000.0
 
 
+class Size(NamedTuple):
+    """The size of a Llama, and the type its weights are published in."""
+
+    hidden: int = HIDDEN
+    layers: int = LAYERS
+    heads: int = HEADS
+    kv_heads: int = HEADS
+    ffn: int = FFN
+    dtype: str = "float32"
+
+
+#: The tiny one, and one of Llama-3.2-1B's layers for a GPU.
+TINY, SMALL = Size(), Size(hidden=2048, layers=16, heads=32, kv_heads=8, ffn=8192, dtype="float16")
+
+
 def alphabet() -> list[str]:
     """Return the character that stands for each byte, as GPT-2's tokenizer writes them: itself where it can be printed,
     else one from 256 on."""
@@ -26,31 +42,34 @@ def alphabet() -> list[str]:
     return [chr(byte) if byte in plain else chr(256 + next(rest)) for byte in range(256)]
 
 
-def weights() -> dict[str, np.ndarray]:
+def weights(size: Size = TINY) -> dict[str, np.ndarray]:
     """Return the weights by Hugging Face's names; the same in every run. The likeliest token always is a letter: each
     is a piece of text, and none ends an answer."""
-    rng = np.random.default_rng(0)
+    rng, hidden, kv = np.random.default_rng(0), size.hidden, size.hidden // size.heads * size.kv_heads
+    kind = np.dtype(size.dtype)
 
     def drawn(rows: int, columns: int) -> np.ndarray:
-        return (rng.standard_normal((rows, columns)) / np.sqrt(columns)).astype(np.float32)
+        if size == TINY:
+            return (rng.standard_normal((rows, columns)) / np.sqrt(columns)).astype(np.float32)
+        return (rng.standard_normal((rows, columns), np.float32) / np.float32(np.sqrt(columns))).astype(kind)
 
-    found = {"model.embed_tokens.weight": drawn(VOCAB, HIDDEN) * np.float32(np.sqrt(HIDDEN))}
-    for layer in range(LAYERS):
+    found = {"model.embed_tokens.weight": drawn(VOCAB, hidden) * kind.type(np.sqrt(hidden))}
+    for layer in range(size.layers):
         at = f"model.layers.{layer}"
         for name in "qkvo":
-            found[f"{at}.self_attn.{name}_proj.weight"] = drawn(HIDDEN, HIDDEN)
-        found[f"{at}.mlp.gate_proj.weight"] = drawn(FFN, HIDDEN)
-        found[f"{at}.mlp.up_proj.weight"] = drawn(FFN, HIDDEN)
-        found[f"{at}.mlp.down_proj.weight"] = drawn(HIDDEN, FFN)
-        found[f"{at}.input_layernorm.weight"] = np.ones(HIDDEN, np.float32)
-        found[f"{at}.post_attention_layernorm.weight"] = np.ones(HIDDEN, np.float32)
-    found["model.norm.weight"] = np.ones(HIDDEN, np.float32)
-    found["lm_head.weight"] = drawn(VOCAB, HIDDEN)
+            found[f"{at}.self_attn.{name}_proj.weight"] = drawn(kv if name in "kv" else hidden, hidden)
+        found[f"{at}.mlp.gate_proj.weight"] = drawn(size.ffn, hidden)
+        found[f"{at}.mlp.up_proj.weight"] = drawn(size.ffn, hidden)
+        found[f"{at}.mlp.down_proj.weight"] = drawn(hidden, size.ffn)
+        found[f"{at}.input_layernorm.weight"] = np.ones(hidden, kind)
+        found[f"{at}.post_attention_layernorm.weight"] = np.ones(hidden, kind)
+    found["model.norm.weight"] = np.ones(hidden, kind)
+    found["lm_head.weight"] = drawn(VOCAB, hidden)
     found["lm_head.weight"][~np.isin(np.arange(VOCAB), LETTERS)] = 0.0
     return found
 
 
-def write_hugging_face(folder: Path) -> Path:
+def write_hugging_face(folder: Path, size: Size = TINY) -> Path:
     """Write config.json, model.safetensors and the tokenizer into a folder; returns it."""
     from safetensors.numpy import save_file
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -59,11 +78,11 @@ def write_hugging_face(folder: Path) -> Path:
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "hidden_size": HIDDEN,
-        "intermediate_size": FFN,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": HEADS,
+        "hidden_size": size.hidden,
+        "intermediate_size": size.ffn,
+        "num_hidden_layers": size.layers,
+        "num_attention_heads": size.heads,
+        "num_key_value_heads": size.kv_heads,
         "vocab_size": VOCAB,
         "max_position_embeddings": CONTEXT,
         "rms_norm_eps": NORM_EPS,
@@ -72,10 +91,10 @@ def write_hugging_face(folder: Path) -> Path:
         "tie_word_embeddings": False,
         "bos_token_id": FIRST,
         "eos_token_id": LAST,
-        "torch_dtype": "float32",
+        "torch_dtype": size.dtype,
     }
     (folder / "config.json").write_text(json.dumps(config, indent=1))
-    save_file(weights(), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(weights(size), folder / "model.safetensors", metadata={"format": "pt"})
     vocab = {character: byte for byte, character in enumerate(alphabet())} | {"<s>": FIRST, "</s>": LAST}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -34,9 +34,11 @@ def trained(rank, words, steps=2):
         ("dp1 mb2 full", "offload=optimizer:nvme@0.4+activations:nvme@0.6"),
         ("dp2 mb1 zero3", BOTH),
         ("pp2 mb1 gpipe", BOTH),
+        ("dp2 mb1 zero2", "offload=optimizer@0.4+activations"),
+        ("pp2 mb2 full", "offload=optimizer+activations@0.6 prefetch=1"),
     ],
 )
-def test_state_on_drives_trains_to_the_last_bit_as_state_in_memory(words, offload):
+def test_state_on_drives_or_another_memory_trains_to_the_last_bit_as_state_in_memory(words, offload):
     ranks = parse(words).layout.num_ranks
     for plain, moved in zip(launch(ranks, trained, words), launch(ranks, trained, f"{words} {offload}")):
         assert plain[0] == moved[0]  # losses and gradient norms, float64
@@ -57,7 +59,7 @@ def step(trainer, number):
 def test_drives_hold_the_bytes_that_the_answer_says_and_memory_holds_a_window():
     trainer = begun("dp1 mb1 offload=optimizer:nvme")
     step(trainer, 0)
-    drives, moments = trainer.drives, trainer.optimizer.moments_away
+    drives, moments = trainer.away.drives, trainer.optimizer.moments_away
     said = predict(MODEL, cluster("1xh100", 2), TRAIN, parse("dp1 mb1 offload=optimizer:nvme"), detail=False).tiers
     (predicted,) = said
     assert predicted.alive == {"optimizer": 8.0 * MODEL.num_params}  # AdamW's two moments in fp32
@@ -71,7 +73,7 @@ def test_drives_hold_the_bytes_that_the_answer_says_and_memory_holds_a_window():
 def test_activations_leave_the_memory_and_their_room_on_drives_is_free_after_the_step():
     plain, moved = begun("dp1 mb4"), begun("dp1 mb4 offload=activations:nvme prefetch=1")
     assert step(plain, 0) == step(moved, 0)
-    drives = moved.drives
+    drives = moved.away.drives
     assert drives.held_bytes == 0
     words = "dp1 mb4 offload=activations:nvme prefetch=1"
     (predicted,) = predict(MODEL, cluster("1xh100", 2), TRAIN, parse(words), detail=False).tiers
@@ -134,7 +136,7 @@ def test_a_folder_that_is_not_there_is_told_with_the_way_out(tmp_path):
     [
         ("dp1 offload=params:nvme", "params off the device"),
         ("dp1 zero2 offload=grads:nvme+optimizer:nvme", "grads off the device"),
-        ("dp1 offload=activations", "on drives of a processor it is"),
+        ("dp1 zero3 offload=optimizer", "under zero3"),
         ("dp1 bf16 offload=optimizer:nvme", "16-bit parameters"),
     ],
 )

@@ -15,6 +15,8 @@ from meshwright.run.settings import Settings
 from meshwright.run.world import World
 from meshwright.spec import model
 from meshwright.spec.workload import Train
+from meshwright.spec.workload import parse as workload
+from tests.run.served_models import LIMITS, answers, generated, greedy, prompts, published, served
 from tests.run.small import llama
 from tests.run.test_fp8 import in_float64, operands
 
@@ -23,10 +25,10 @@ GPU = torch.device("cuda", 0)
 TRAIN = Train(global_batch=8, seq_len=16, dtype="fp32")
 
 
-def losses(device, precision):
+def losses(device, precision, plan="mb2", train=TRAIN, **more):
     job = loop.Job(
-        model=llama(vocab=257), plan=parse("mb2").on(1), train=TRAIN, settings=Settings(precision=precision), steps=8,
-        quiet=True,
+        model=llama(vocab=257, **more), plan=parse(plan).on(1), train=train, settings=Settings(precision=precision),
+        steps=8, quiet=True,
     )  # fmt: skip
     return torch.tensor(loop.train(World(0, 1, 0, 1, "here", device), job)["losses"], dtype=torch.float64)
 
@@ -36,6 +38,34 @@ def test_losses_are_those_of_a_processor():
     expected = losses(torch.device("cpu"), "float64")
     for precision, tolerance in (("float64", 1e-12), ("fp32", 1e-5), ("bf16", 1e-2)):
         assert ((losses(GPU, precision) - expected).abs() < tolerance * expected).all(), precision
+
+
+@pytest.mark.parametrize("words", ["offload=activations prefetch=1", "offload=optimizer@0.5+activations@0.5", "full"])
+def test_state_in_the_memory_of_the_host_changes_no_loss(words):
+    """Under ``offload=optimizer`` the host's processor updates, whose roots and sums are rounded otherwise."""
+    plain, moved = losses(GPU, "float64"), losses(GPU, "float64", f"mb2 {words}")
+    assert ((plain - moved).abs() < 1e-12 * plain).all()
+    plain, moved = losses(GPU, "bf16"), losses(GPU, "bf16", f"mb2 {words}")
+    assert ((plain - moved).abs() < 1e-3 * plain).all()
+
+
+@pytest.mark.parametrize("stored", ["", " params=nf4", " params=nf4-dq", " params=int4", " params=int8"])
+def test_adapters_train_on_a_gpu_as_on_a_processor(stored):
+    """Also over a base that is stored quantised, in double precision."""
+    train = workload("batch=8,seq=16,phase=lora,dtype=fp32")
+    expected = losses(torch.device("cpu"), "float64", "mb2" + stored, train, hidden=128, ffn=256)
+    found = losses(GPU, "float64", "mb2" + stored, train, hidden=128, ffn=256)
+    assert ((found - expected).abs() < 1e-12 * expected).all()
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "gemma2"])
+def test_served_answers_are_those_of_transformers_on_a_processor(family, tmp_path):
+    """Greedily in double precision, crowded, so that requests are evicted and computed again, and with guesses."""
+    wanted = generated(published(family, tmp_path))
+    asked = [greedy(i, prompt, limit) for i, (prompt, limit) in enumerate(zip(prompts(), LIMITS))]
+    for words in ("block=4,budget=7,kv_blocks=12,prefix_cache=yes,max_batch=4", "block=4,kv_blocks=100,draft=ngram",
+                  "policy=vllm-v0,block=4,kv_blocks=13,preempt=swap,host=1MiB"):  # fmt: skip
+        assert answers(served(tmp_path, words, device="cuda"), asked) == wanted, words
 
 
 def test_a_weight_gradient_in_16_bits_is_summed_in_32():

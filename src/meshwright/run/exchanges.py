@@ -13,6 +13,8 @@ from meshwright.errors import MeshwrightError
 from meshwright.lower.partition import segments, stage_layers
 from meshwright.plan import Plan
 from meshwright.run.fsdp import Sharded
+from meshwright.run.host_memory import HostLink
+from meshwright.run.host_update import by_host
 from meshwright.run.lora.base import PackedMatrix
 from meshwright.run.mesh import ProcessMesh, coordinates
 from meshwright.run.model import Stage
@@ -176,10 +178,12 @@ def exchanges_of(
     types: Types,
     seed: int = 0,
     hold: tuple[int, ...] = (),
+    link: HostLink | None = None,
 ) -> list[Sharded] | list[Scoped] | list[Bucket]:
     """The fragments as what exchanges them: one bucket for each kind of parameters in each segment, in the order of the
     forward; or, where parameters are gathered for every pass, one for each stage. `seed` is that of codes that draw,
-    `hold` relative sizes of the shards of every data-parallel rank."""
+    `hold` relative sizes of the shards of every data-parallel rank; `link` leads to the host's memory, where a plan
+    has its processor update layers."""
     if mesh.plan.layout.gathers_again:
         replica = next(mesh[f.replica.name] for f in some if f.what == GRADIENTS)
         codes = {f.what: f.within for f in some if f.within != NO_CODEC}
@@ -190,14 +194,16 @@ def exchanges_of(
             Sharded(s, mesh, replica, params=types.compute, grads=types.grads, codes=codes, seed=seed)
             for s in stages.values()
         ]
-    out = []
+    out, offload = [], mesh.plan.offload
     held = tuple(hold[coordinates(mesh.plan, rank)["dp"]] for rank in mesh["shard"].ranks) if hold else ()
     how = {"grads": types.grads, "masters": types.masters, "seed": seed, "hold": held}
     for (units, kind), found in by_units(some).items():
         if not kind:  # of no parameters
             continue
-        bucket = Bucket(parts[units, kind], found, mesh, **how)
-        for module in _segments(stages[units[0]])[units[1]]:
+        segments = _segments(stages[units[0]])
+        away = by_host(offload, units[1], len(segments))
+        bucket = Bucket(parts[units, kind], found, mesh, **how, link=link if away else None)
+        for module in segments[units[1]]:
             module.register_forward_pre_hook(lambda *_, bucket=bucket: bucket.ready())
         out.append(bucket)
     return out

@@ -48,7 +48,8 @@ class Moments:
         self.layers = [self._laid(place, pieces) for place, pieces in layers.items()]
         #: Bytes of a buffer, which the largest of them needs.
         self.largest = max((one.slot.num_bytes for one in self.layers), default=0)
-        self.away = frozenset(i for one in self.layers for i in one.pieces)
+        #: Numbers of pieces that are updated here, none of whose moments is in memory before.
+        self.away = self.absent = frozenset(i for one in self.layers for i in one.pieces)
         #: States that were taken out as a whole, to be saved or filled.
         self._out: dict[int, State] = {}
         for one in self.layers:

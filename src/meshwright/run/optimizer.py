@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from meshwright.run.clusters import ClusterMomentum, moment
+from meshwright.run.host_update import HostUpdates
 from meshwright.run.layerwise import BETAS, Lamb, Lars, Matrices
 from meshwright.run.lion import Lion
 from meshwright.run.mesh import AxisGroup
@@ -55,15 +56,15 @@ class Optimizer:
         device: torch.device,
         parts: Sequence[int] = (),
         clusters: int = 0,
-        moved: Callable[[tuple[str, ...]], Moments | None] | None = None,
+        moved: Callable[[tuple[str, ...]], Moments | HostUpdates] | None = None,
         scaled: tuple[int, SharedScales] | None = None,
         moments: torch.dtype | None = None,
     ):
         """`parts`: the part of the model that each held piece is of, where those have learning rates of their own,
         which ``rates`` multiply. `clusters`: parts of the data that have a momentum each. `moved` makes those moments
-        that lie on drives, of their names. `scaled`: the steps of a round, in which steps of kind "scaled" keep their
-        scales. `moments` is their type, that of the masters if left out; where it is another, an update is computed in
-        it and rounded to the masters'."""
+        that lie on drives, of their names, or has the host update. `scaled`: the steps of a round, in which steps of
+        kind "scaled" keep their scales. `moments` is their type, that of the masters if left out; where it is another,
+        an update is computed in it and rounded to the masters'."""
         self.names = tuple(map(moment, range(clusters))) if clusters else MOMENTS[kind]
         self.rates = [1.0] * (1 + max(parts, default=0))
         self.held, self.kind, self.settings, self.world, self.device = held, kind, settings, world, device
@@ -99,14 +100,18 @@ class Optimizer:
             self.torch = ClusterMomentum(groups, settings.lr, clusters)
         else:
             self.torch = _make(kind, groups, settings)
-        self.moments_away = moved(self.names) if moved is not None and self.names else None
-        away = self.moments_away.away if self.moments_away is not None else frozenset()
+        self.moments_away = (
+            moved(self.names)
+            if moved is not None and (self.names or any(h.arrived is not None for h in held))
+            else None
+        )
+        absent = self.moments_away.absent if self.moments_away is not None else frozenset()
         for number, master in enumerate(self.masters):
             state = self.torch.state[master]
-            for name in self.names if number not in away else ():
+            for name in self.names if number not in absent else ():
                 state[name] = torch.zeros_like(held[number].master, dtype=master.dtype)
             if kind in COUNTED:
-                state["step"] = torch.zeros((), dtype=torch.float32, device=device)
+                state["step"] = torch.zeros((), dtype=torch.float32, device=held[number].master.device)
 
     def totals(self, loss: torch.Tensor, *more: torch.Tensor) -> tuple[float, float, list[float]]:
         """Return the loss of the whole job, the Euclidean norm of its gradient, every element counted once, and sums of
@@ -173,7 +178,8 @@ class Optimizer:
             master.data = self.held[number].master.to(master.dtype)
         masters = [self.masters[i] for i in chosen]
         with torch.no_grad():
-            gradients = [self.held[i].gradient.to(master.dtype) for master, i in zip(masters, chosen)]
+            some = [h.gradient if h.arrived is None else h.arrived for h in (self.held[i] for i in chosen)]
+            gradients = [gradient.to(master.dtype) for master, gradient in zip(masters, some)]
             if scale != 1.0 and gradients:
                 torch._foreach_mul_(gradients, scale)  # the step is over: nothing reads them after this
             for master, gradient in zip(masters, gradients):
@@ -187,7 +193,7 @@ class Optimizer:
             master.data = master.data.new_empty(0)
 
     def _apply_moved(self, scale: float, moments: dict[int, dict[str, torch.Tensor]]) -> None:
-        """Update held pieces whose moments are here for it."""
+        """Update held pieces that :attr:`moments_away` has ready, with the moments that are here for it alone."""
         for number, state in moments.items():
             self.torch.state[self.masters[number]].update(state)
         self._apply(list(moments), scale)

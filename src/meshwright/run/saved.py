@@ -1,4 +1,5 @@
-"""Activations on drives: what a layer's forward saves for its backward is written behind it, and read ahead of it.
+"""Activations on drives or in a host's memory: what a layer's forward saves for its backward leaves behind it, and is
+back ahead of it.
 
 Torch hands over every tensor that a backward will ask for (``saved_tensors_hooks``). Parameters and what several layers
 share stay where they are; a tensor that is saved twice is written once. The backward asks for the layers in the
@@ -17,6 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from meshwright.plan.facets.offload import Offload
 from meshwright.run.drives import Buffer, Drives, FileSlot
+from meshwright.run.host_memory import Copied, DeviceBuffer, HostMemory, HostSlot
 from meshwright.run.model import Stage
 from meshwright.schedules.actions import BW, Actions, B, F
 
@@ -25,37 +27,37 @@ LEAST_BYTES = 4096
 
 
 class SavedTensor:
-    """A tensor that is on its way to the drives, there, or back."""
+    """A tensor that is on its way out, there, or back."""
 
     def __init__(self, layer: LayerTensors, tensor: torch.Tensor):
         self.layer = layer
         self.shape, self.dtype, self.num_bytes = tensor.shape, tensor.dtype, tensor.numel() * tensor.element_size()
-        drives = layer.saved.drives
-        self.slot: FileSlot = drives.slot(self.num_bytes)
-        self.buffer: Buffer | None = drives.buffer(self.num_bytes)
+        store = layer.saved.store
+        self.slot: FileSlot | HostSlot = store.slot(self.num_bytes)
+        self.buffer: Buffer | DeviceBuffer | None = store.buffer(self.num_bytes)
         self._values(self.buffer).copy_(tensor)
-        self.request: Future = drives.write(self.slot, self.buffer, **layer.said)
+        self.request: Future | Copied = store.write(self.slot, self.buffer, **layer.said)
         self.users = 0
 
-    def _values(self, buffer: Buffer) -> torch.Tensor:
+    def _values(self, buffer: Buffer | DeviceBuffer) -> torch.Tensor:
         return buffer.view(0, self.shape.numel(), self.dtype).view(self.shape)
 
     def written(self) -> None:
-        """Wait until it is on the drives, and let its memory go."""
+        """Wait until it is there, and let its memory go."""
         if self.buffer is not None:
             self.request.result()
-            self.layer.saved.drives.give_back(self.buffer)
+            self.layer.saved.store.give_back(self.buffer)
             self.buffer = None
 
     def fetch(self) -> None:
         """Begin to read it."""
         if self.buffer is None:
-            drives = self.layer.saved.drives
-            self.buffer = drives.buffer(self.num_bytes)
-            self.request = drives.read(self.slot, self.buffer, **self.layer.said)
+            store = self.layer.saved.store
+            self.buffer = store.buffer(self.num_bytes)
+            self.request = store.read(self.slot, self.buffer, **self.layer.said)
 
     def get(self) -> torch.Tensor:
-        """Return the tensor; once its last user has it, its room on the drives is free."""
+        """Return the tensor; once its last user has it, its room there is free."""
         self.layer.begin()
         self.fetch()
         self.request.result()
@@ -67,19 +69,19 @@ class SavedTensor:
 
     def drop(self) -> None:
         """Nobody asks for it any more."""
-        drives = self.layer.saved.drives
+        store = self.layer.saved.store
         if self.buffer is not None:
             self.request.result()
-            drives.give_back(self.buffer)
+            store.give_back(self.buffer)
             self.buffer = None
-        drives.release(self.slot)
+        store.release(self.slot)
         self.layer.tensors.remove(self)
 
 
 class LayerTensors:
     """The tensors of one pass over one layer."""
 
-    def __init__(self, saved: SavedOnDrives, said: dict[str, int], stay: set[int]):
+    def __init__(self, saved: SavedTensors, said: dict[str, int], stay: set[int]):
         """`stay` are the addresses of memory that outlives the pass."""
         self.saved, self.said, self.stay = saved, said, stay
         self.tensors: list[SavedTensor] = []
@@ -110,17 +112,17 @@ class LayerTensors:
             self.saved.begins(self)
 
 
-class SavedOnDrives:
-    """The activations of a rank's layers on `drives`. No more than `room` layers are being written, or read ahead."""
+class SavedTensors:
+    """The activations of a rank's layers in a `store`. No more than `room` layers are being written, or read ahead."""
 
-    def __init__(self, drives: Drives, room: int):
-        self.drives, self.room = drives, room
+    def __init__(self, store: Drives | HostMemory, room: int):
+        self.store, self.room = store, room
         #: Layers in the order of their forwards, those whose backward is done taken out; those being written.
         self.layers: list[LayerTensors] = []
         self.writing: deque[LayerTensors] = deque()
 
     def over_stages(self, stages: Mapping[int, Stage], offload: Offload, actions: Actions, rank: int) -> None:
-        """Move the activations that a plan keeps on drives: of the first layers of each stage, but of those whose
+        """Move the activations that a plan keeps there: of the first layers of each stage, but of those whose
         backward comes while they would be under way."""
         for number, stage in stages.items():
             count, between = len(stage.layers), _between(actions, stages, rank, number)

@@ -20,11 +20,14 @@ from meshwright.run.ballot import Ballot
 from meshwright.run.coded import CodedSum
 from meshwright.run.collect import gather_async, reduce_scatter_async, scattered, summed
 from meshwright.run.divided import DividedSum
+from meshwright.run.host_memory import HostLink
+from meshwright.run.host_update import HostMaster
 from meshwright.run.mesh import AxisGroup, ProcessMesh
 from meshwright.run.pieces import Parameter, TensorPiece
 from meshwright.run.record import recorder
 from meshwright.run.referenced import ReferencedSum
 from meshwright.run.shards import Awaited, Run, ShardCode
+from meshwright.run.sink import GradientSink, hand_over
 from meshwright.run.turns import InPieces, PieceTurns
 from meshwright.run.uneven import UnevenShards
 from meshwright.sync.fragments import GATHERED, GRADIENTS, LION, PROJECTED, REFERENCE, SELF, STEP, Fragment
@@ -32,8 +35,6 @@ from meshwright.sync.record import NO_CODEC
 
 #: Parts of a model whose gradients are looked at apart.
 PARTS = ("embedding", "blocks", "head")
-#: Types of 16 bits, whose products a GPU sums in 32.
-HALVES = (torch.bfloat16, torch.float16)
 
 
 class HeldElements(NamedTuple):
@@ -48,6 +49,8 @@ class HeldElements(NamedTuple):
     copies: int
     decays: bool
     owner: bool
+    #: The gradient where the master is, in the memory of a host that updates it; None where that is the device.
+    arrived: torch.Tensor | None = None
 
 
 class Where(NamedTuple):
@@ -67,56 +70,6 @@ class Where(NamedTuple):
         return cls(mesh[fragment.shard.name], mesh[fragment.replica.name], mesh["tp"], twin)
 
 
-class _Sink:
-    """Where one parameter's gradient contributions go: a view of its bucket's gradient. The first contribution of a
-    round is written, the others are added, so that no buffer has to be zeroed."""
-
-    def __init__(self, bucket: Bucket, at: int, parameter: nn.Parameter):
-        self.bucket, self.at, self.shape, self.size = bucket, at, parameter.shape, parameter.numel()
-        self.round = 0
-        #: The view that was made last, and of what.
-        self.whole: torch.Tensor | None = None
-        self.view: torch.Tensor | None = None
-
-    def _view(self) -> tuple[torch.Tensor, bool]:
-        """Where the gradient goes, and whether there is something to add to."""
-        whole = self.bucket.gradient_buffer()
-        begun, self.round = self.round == self.bucket.round, self.bucket.round
-        if self.whole is not whole:
-            self.whole, self.view = whole, whole[self.at : self.at + self.size].view(self.shape)
-        return self.view, begun
-
-    def forget(self) -> None:
-        """Let go of the memory that the view is of."""
-        self.whole = self.view = None
-
-    def add(self, gradient: torch.Tensor) -> None:
-        view, begun = self._view()
-        if begun:
-            view.add_(gradient)
-        else:
-            view.copy_(gradient)
-        self.bucket.arrived()
-
-    def add_product(self, left: torch.Tensor, right: torch.Tensor) -> None:
-        grads = self.bucket.grads
-        widened = left.is_cuda and left.dtype in HALVES and grads == torch.float32  # by the GPU's product itself
-        if len(self.shape) != 2 or not (widened or left.dtype == grads):
-            return self.add((left.T @ right).view(self.shape))
-        view, begun = self._view()
-        if widened:
-            torch.addmm(view, left.T, right, out_dtype=grads, beta=1 if begun else 0, out=view)
-        else:
-            view.addmm_(left.T, right, beta=1 if begun else 0)
-        self.bucket.arrived()
-
-    def complete(self) -> None:
-        """A round without a contribution is one of zeros."""
-        view, begun = self._view()
-        if not begun:
-            view.zero_()
-
-
 class Bucket:
     """Parameters that are exchanged together. Their storage becomes views of one flat tensor."""
 
@@ -130,9 +83,11 @@ class Bucket:
         masters: torch.dtype,
         seed: int = 0,
         hold: Sequence[int] = (),
+        link: HostLink | None = None,
     ):
         """`seed` is that of codes that draw; `fragments` are those of these parameters, by what they carry. `hold` are
-        relative sizes of the shards of every rank that has one, () for equal ones."""
+        relative sizes of the shards of every rank that has one, () for equal ones. `link` leads to the host's memory,
+        where its processor updates these parameters."""
         gradient = fragments[GRADIENTS]
         self.parameters, self.where = list(parameters), Where.of(gradient, mesh)
         self.stage, segment = gradient.units
@@ -162,8 +117,8 @@ class Bucket:
             view = self.values[at : at + size].view(p.shape)
             view.copy_(p.detach())
             p.data = view
-            p.sink = _Sink(self, at, p)
-            p.register_post_accumulate_grad_hook(_hand_over)
+            p.sink = GradientSink(self, at, p)
+            p.register_post_accumulate_grad_hook(hand_over)
             self.starts.append(at)
             at += size
         self._known = {p.info.name: (p, start) for p, start in zip(self.parameters, self.starts)}
@@ -179,7 +134,9 @@ class Bucket:
             if f.within != NO_CODEC:
                 self.shards[what] = ShardCode(f.within, where.shard, [Run(0, width)], seed, f"{f.units}{f.kind}{what}")
         own = masters != first.dtype or GATHERED in self.shards  # what is gathered is less than what is updated
-        self.master = mine.to(masters, copy=True) if own else mine
+        #: The copy that the host updates, where it does.
+        self.host = None if link is None else HostMaster(mine, masters, grads, link, self.label)
+        self.master = self.host.master if self.host is not None else mine.to(masters, copy=True) if own else mine
         self.shard_gradient = None
         if ways > 1:
             self.shard_gradient = torch.zeros(width, dtype=grads, device=first.device)
@@ -251,6 +208,8 @@ class Bucket:
                 work = dist.all_reduce(whole, group=self.where.replica.handle, async_op=True)
                 recorder().watch(work, token)
                 self._pending = (work, None)
+            elif self.host is not None and self.code is None:
+                self.host.leave(whole)  # nobody else has a part of it
             if self.whole is not None:
                 self.whole()
             return
@@ -332,6 +291,8 @@ class Bucket:
             said = _said(self.shard_gradient, self.where.replica)
             with recorder().span("all_reduce", "dp", **self.label, **said):
                 dist.all_reduce(self.shard_gradient, group=self.where.replica.handle)
+        if self.host is not None:
+            self.host.leave(self.mine()[: self.hi - self.lo])
 
     def mine(self) -> torch.Tensor:
         """The gradient of what this rank updates."""
@@ -341,6 +302,8 @@ class Bucket:
         """Forget the gradient: a step begins."""
         self.count, self.final, self.exchanged, self._summed = 0, False, False, False
         self.round += 1
+        if self.host is not None:
+            self.host.forget()
         for code in self.shards.values():
             code.begin(self.step)
 
@@ -364,7 +327,9 @@ class Bucket:
     def publish(self) -> None:
         """The master copy has changed: cast it, and start gathering the shards of the others."""
         mine = self.values[self.lo : self.hi]
-        if self.master.data_ptr() != mine.data_ptr():
+        if self.host is not None:
+            self.host.settle()
+        elif self.master.data_ptr() != mine.data_ptr():
             mine.copy_(self.master)
         if GATHERED in self.shards:
             code = self.shards[GATHERED]
@@ -405,6 +370,7 @@ class Bucket:
                 copies=where.replica.size * p.copies * twins,
                 decays=len(p.shape) > 1,
                 owner=where.replica.index == 0 and where.tp.index % p.copies == 0 and first,
+                arrived=None if self.host is None else self.host.gradient[inside],
             )
 
     def _held_gradient(self) -> torch.Tensor:
@@ -425,13 +391,6 @@ class Bucket:
                 mine = values[at + h.start - self.lo : at + h.stop - self.lo]
                 yield TensorPiece(key, h.parameter, h.start, h.stop, mine, owner)
         yield from self.code.factor_pieces(replica == 0, f"{self.where.shard.index}.{self.where.tp.index}")
-
-
-def _hand_over(parameter: nn.Parameter) -> None:
-    """Move the gradient that autograd left for a parameter to its bucket."""
-    gradient, parameter.grad = parameter.grad, None
-    if gradient is not None:  # a product gave its weight's gradient to the sink itself
-        parameter.sink.add(gradient)
 
 
 def _said(tensor: torch.Tensor, group: AxisGroup, uneven: UnevenShards | None = None) -> dict[str, object]:

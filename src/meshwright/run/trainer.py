@@ -23,12 +23,12 @@ from meshwright.run.adapt import adapt
 from meshwright.run.adversary import Adversary
 from meshwright.run.attention import local_positions
 from meshwright.run.average import Rounds
+from meshwright.run.away import StateAway
 from meshwright.run.coded import CodedSum
 from meshwright.run.compiled import needed
 from meshwright.run.connect import connect
 from meshwright.run.curvature import curvature_of
 from meshwright.run.data import Batch
-from meshwright.run.drives import on_cores
 from meshwright.run.exchanges import Types, begin_alike, built, exchanges_of, fragments_of, parts_of
 from meshwright.run.groups import GroupRow, GroupRows, round_passes
 from meshwright.run.helper import Helper
@@ -37,7 +37,6 @@ from meshwright.run.links import Link
 from meshwright.run.lora.base import Base
 from meshwright.run.mesh import ProcessMesh
 from meshwright.run.microbatches import passes_of
-from meshwright.run.moments import moments_on
 from meshwright.run.optimizer import Optimizer, stepping
 from meshwright.run.parameters import Maker
 from meshwright.run.parts import Pass, Shared
@@ -50,7 +49,6 @@ from meshwright.run.referenced import ReferencedSteps
 from meshwright.run.result import StepResult
 from meshwright.run.rotary import rotaries
 from meshwright.run.routing import routers
-from meshwright.run.saved import SavedOnDrives
 from meshwright.run.selection_bias import SelectionBiases
 from meshwright.run.settings import Settings
 from meshwright.run.spread import SpreadByPart, part_of_name
@@ -131,7 +129,11 @@ class Trainer:
         self.base = None if train.lora is None else Base(self.stages, mesh["shard"])
         self.kinds = parts = parts_of(self.stages, model, plan)
         self.fragments = () if own.frozen else fragments_of(parts, plan, model, train, actions, types)
-        known = self.fragments, parts, self.stages, mesh, types, settings.seed, self.portions.hold
+        self.away = (
+            StateAway(plan.offload, mesh.device, settings.drives) if plan.offload.any and self.fragments else None
+        )
+        link = None if self.away is None else self.away.link
+        known = self.fragments, parts, self.stages, mesh, types, settings.seed, self.portions.hold, link
         self.exchanges = exchanges_of(*known) if self.fragments else []
         if self.portions.dtypes:
             begin_alike(self.exchanges, mesh, self.portions.dtypes)
@@ -147,16 +149,13 @@ class Trainer:
         if train.grow or train.align:
             of = [part_of_name(h.parameter.parts[0].name, shared.names) for h in held]
             self.spread = SpreadByPart(self.exchanges, shared.names, mesh["data"].size, train.align)
-        self.drives = on_cores(mesh.device, settings.drives) if plan.offload.any and held else None
-        moved = partial(moments_on, self.drives, held, parts, plan.offload) if plan.offload.optimizer else None
+        moved = None if self.away is None else self.away.updates(held, parts, self.exchanges)
         among = mesh["worker"], mesh.device, of
         self.optimizer = Optimizer(held, kind, applied, *among, train.clusters, moved, scaled, types.moments)
         self.biases = SelectionBiases(self.routers, held, model, mesh["worker"], train.bias_rate)
         self.heat = HotChoice(self.routers, model, mesh["worker"], by_step=plan.experts.hot_by == "step")
-        if self.drives is not None and plan.offload.activations:
-            SavedOnDrives(self.drives, plan.offload.prefetch + 1).over_stages(
-                self.stages, plan.offload, actions, mesh["pp"].index
-            )
+        if self.away is not None:
+            self.away.activations(self.stages, actions, mesh["pp"].index)
         self.parts = of
         self.projected: ProjectedSteps | None = None
         if policy.rule.forwards:

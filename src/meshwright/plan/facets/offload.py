@@ -192,9 +192,9 @@ def _unexecutable(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic
         if tier and name in ("params", "grads"):
             message = f"{name} off the device are priced and not run"
             yield unrun("P033", message, plan, "offload", f"{name} = {tier}", **{name: ""})
-        elif tier == HOST:
-            message = f"{name} in the memory of a GPU's host is priced and not run, on drives of a processor it is"
-            yield unrun("P033", message, plan, "offload", f"{name} = {tier}", **{name: NVME})
+    if offload.optimizer == HOST and plan.layout.zero == 3:
+        message = "shards of parameters that the host updates are priced and not run under zero3"
+        yield unrun("P033", message, plan, "offload", f"optimizer = {HOST}", optimizer="")
     if offload.tiles > 1:
         message = "layers gathered in parts are priced and not run"
         yield unrun("P033", message, plan, "offload", f"tiles = {offload.tiles}", tiles=1)
@@ -202,7 +202,7 @@ def _unexecutable(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic
         message = "an update beside the next step is priced and not run"
         yield unrun("P033", message, plan, "offload", "update = delayed", update="now")
     policy = plan.precision
-    if offload.optimizer and (policy.compute or train.dtype) != "fp32" and policy.compute != "float64":
+    if offload.optimizer == NVME and (policy.compute or train.dtype) != "fp32" and policy.compute != "float64":
         message = "masters of 16-bit parameters stay in memory while moments lie on drives: priced and not run"
         yield unrun("P033", message, plan, "offload", f"optimizer = {offload.optimizer}", optimizer="")
 
