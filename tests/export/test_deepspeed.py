@@ -96,6 +96,12 @@ def test_eight_bit_weights_with_four_bit_gradients_are_zero_plus_plus():
     zero = read(*question, "fsdp full sync=qsdp:grads=4")["zero_optimization"]
     assert zero["stage"] == 3 and zero["zero_quantized_weights"] is zero["zero_quantized_gradients"] is True
     assert zero["zero_hpz_partition_size"] == 1  # no second copy of the weights on a node
+    assert read(*question, "fsdp hpz8 full sync=qsdp:grads=4,near=8")["zero_optimization"] == zero | {
+        "zero_hpz_partition_size": 8
+    }
+    assert read(*question, "fsdp hpz8 full")["zero_optimization"]["zero_hpz_partition_size"] == 8
+    with pytest.raises(Infeasible, match="among the ranks of a node first"):
+        read(*question, "fsdp full sync=qsdp:grads=4,near=4")
     assert set(zero) <= set(target("deepspeed").keys["zero_optimization"])
     assert "zero_quantized_weights" not in read(*question, "fsdp full")["zero_optimization"]
     with pytest.raises(Infeasible, match="between several nodes alone"):

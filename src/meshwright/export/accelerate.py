@@ -30,6 +30,7 @@ def limits(r: ExportRequest) -> Iterator[Gap]:
         return
     yield from shared.nodes(r)
     yield from shared.equal_shares(r)
+    yield from shared.one_copy(r)
     yield from offloads.stays(r, "what is written keeps FSDP2's shards on their devices")
     yield from shared.every_step(r)
     yield from shared.no_pipeline(r, "its configuration has tensor, context and data parallelism, and no stages")

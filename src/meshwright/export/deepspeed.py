@@ -86,6 +86,15 @@ def _quantised(r: ExportRequest, policy: SyncPolicy) -> Iterator[Gap]:
             help=f"say sync={words}",
             mend={"sync.policy": words},
         )
+    if policy["near"] not in (1, r.world // r.num_nodes):
+        words = f"{QUANTISED}:grads={BITS['grads']},near={r.world // r.num_nodes}"
+        yield Gap(
+            facet="sync.policy",
+            value=f"sync={policy.text}",
+            reason="ZeRO++ sums gradients among the ranks of a node first",
+            help=f"say sync={words}",
+            mend={"sync.policy": words},
+        )
     if r.num_nodes == 1:
         yield Gap(
             facet="sync.policy",
@@ -133,7 +142,7 @@ def _scope(r: ExportRequest) -> Iterator[Gap]:
         yield Gap(
             facet="layout.shard",
             value=f"shards of {layout.shard_group} of {layout.dp * layout.cp} ranks",
-            reason="it shards over all of data parallelism (MiCS was removed, hpZ keeps a second copy)",
+            reason="it shards over all of data parallelism (MiCS was removed, hpZ is a second copy: hpz8)",
             help="leave the size of the group out",
             mend={"layout.shard": 0},
         )
@@ -299,11 +308,12 @@ def _optimizer_params(r: ExportRequest) -> dict[str, object]:
 def _zero(r: ExportRequest) -> dict[str, object]:
     stage = r.layout.zero
     plus = read(r.plan.sync.policy).rule.name == QUANTISED
-    coded = {"zero_quantized_weights": True, "zero_quantized_gradients": True, "zero_hpz_partition_size": 1}
+    coded = {"zero_quantized_weights": True, "zero_quantized_gradients": True}
     return (
         {"stage": stage}
         | ({"overlap_comm": r.plan.overlap.dp} if stage else {})
         | (coded if plus else {})
+        | ({"zero_hpz_partition_size": r.layout.hpz or 1} if plus or r.layout.hpz else {})
         | offloads.keys(r)
     )
 
@@ -316,7 +326,10 @@ def _notes(r: ExportRequest) -> Iterator[str]:
     yield f"in the script: sequences of {r.train.seq_len} tokens" + (f", {r.num_steps} steps" if r.num_steps else "")
     if read(r.plan.sync.policy).rule.name == QUANTISED:
         yield "ZeRO++ rounds to the nearest of levels around zero; QSDP rounds at random"
-        yield "ZeRO++ scatters gradients inside a node first, then between nodes; hpZ is off"
+        if read(r.plan.sync.policy)["near"] == 1:
+            yield "ZeRO++ scatters gradients inside a node first, then between nodes, as sync=qsdp:near= does"
+    if r.layout.hpz:
+        yield "hpZ keeps its second copy of the weights until the step ends, the plan's lasts until the backward"
     yield from offloads.notes(r)
     kernel = "flash_attention_2" if r.plan.memory.attention == "flash" else "eager"
     yield f"in the script: attn_implementation={kernel!r}"

@@ -64,6 +64,18 @@ def equal_shares(r: ExportRequest) -> Iterator[Gap]:
     yield from _alike(r)
 
 
+def one_copy(r: ExportRequest) -> Iterator[Gap]:
+    """Backwards gather weights from all ranks that shard them."""
+    if r.layout.hpz:
+        yield Gap(
+            facet="layout.hpz",
+            value=f"hpz{r.layout.hpz}",
+            reason="backwards gather weights from where forwards do",
+            help="drop hpz",
+            mend={"layout.hpz": 0},
+        )
+
+
 def _alike(r: ExportRequest) -> Iterator[Gap]:
     """Yield what kinds of replicas have of their own that differs from what the others have or the plan says."""
     own, usual = r.plan.kinds, r.plan.precision.compute or r.train.dtype

@@ -25,6 +25,7 @@ def limits(r: ExportRequest) -> Iterator[Gap]:
     kept together and sharded."""
     yield from shared.nodes(r)
     yield from shared.equal_shares(r)
+    yield from shared.one_copy(r)
     yield from offloads.stays(r, "it wraps a model whose state is on its device")
     yield from shared.own_steps(r)
     yield from _split(r)

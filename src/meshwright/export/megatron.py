@@ -39,6 +39,7 @@ def limits(r: ExportRequest) -> Iterator[Gap]:
     """Yield what the request needs and Megatron-LM cannot express."""
     yield from shared.nodes(r)
     yield from shared.equal_shares(r)
+    yield from shared.one_copy(r)
     yield from offloads.stays(r, "what is written keeps Megatron-LM's state on its devices")
     yield from shared.every_step(r)
     yield from megatron_model.limits(r)

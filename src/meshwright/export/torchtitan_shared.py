@@ -43,6 +43,7 @@ def limits(r: ExportRequest, target: Target, quantized: tuple[str, ...], *, oper
     compute precisions it has converters for; `operators`: its selective recompute keeps every second matrix product."""
     yield from shared.nodes(r)
     yield from shared.equal_shares(r)
+    yield from shared.one_copy(r)
     yield from offloads.stays(r, "its CPU offload is of parameters, gradients and optimizer at once")
     yield from shared.every_step(r)
     yield from _model(r, target)

@@ -17,7 +17,7 @@ from meshwright.lower.roles import CodeRole, ExchangeRole, Roles
 from meshwright.lower.units import Unit
 from meshwright.schedules.actions import BW, Actions, B, F
 from meshwright.sync.due import due_after, first_of, rounds
-from meshwright.sync.fragments import FOLDED, GATHERED, GRADIENTS, STEP
+from meshwright.sync.fragments import AGAIN, FOLDED, GATHERED, GRADIENTS, STEP
 
 #: A sharded parameter's gathered copy is prefetched at most this many layers ahead, as FSDP limits it.
 PREFETCH = 2
@@ -69,7 +69,10 @@ class _Exchanger:
             chosen = [first_of(actions, among) for actions, among in zip(self.orders, chosen)]
         places = self._places(chosen)
         at = places[0]
-        gathers = self._collective("all_gather", at, (GATHERED,), "dp_gather", np.zeros(len(at), np.int64))
+        # a second copy of weights among neighbours is there once the forward has gathered them
+        near = facts.copied & np.isin(self.actions.kind[self.computes[0].action[at]], (B, BW))
+        whats = (GATHERED, AGAIN) if facts.copied else (GATHERED,)
+        gathers = self._collective("all_gather", at, whats, "dp_gather", near.astype(np.int64))
         for compute, mine in zip(self.computes, places):
             self.builder.depend(compute.task[mine], gathers)
         ahead = PREFETCH if facts.overlap_dp else 1

@@ -48,6 +48,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     zero: int
     again: bool
     scoped: bool
+    copied: bool
     due: str
     overlap_dp: bool
     gathers_ahead: bool
@@ -116,6 +117,7 @@ def facts_of(stages: Stages, params: dict[str, object] | None = None) -> Facts:
         zero=layout.zero if exchanges and not (stages.frozen and layout.zero < 3) else 0,
         again=layout.gathers_again,
         scoped=bool(layout.scopes) and exchanges,
+        copied=layout.hpz > 0 and exchanges,
         due=STEP if stages.frozen else gradients_due(layout),
         # FSDP's gathers and reduces block the host until they are done. On a GPU kernels launched earlier hide that; a
         # device whose host computes (a CPU) has none, and nothing overlaps

@@ -22,7 +22,7 @@ from meshwright.spec.hardware import Device, Level
 from meshwright.sync.fragments import expert_scope
 from meshwright.sync.paths import MODULE
 from meshwright.sync.policy import read
-from meshwright.sync.scoped import GRADIENT_SHARD, OPTIMIZER_SHARD, WEIGHT_SHARD, nested
+from meshwright.sync.scoped import FAR, GRADIENT_SHARD, NEAR, OPTIMIZER_SHARD, WEIGHT_SHARD, nested
 from meshwright.work import Group, Hop, MeasuredBusBandwidth
 
 
@@ -120,7 +120,7 @@ class Mesh:
         layout = self.layout
         if name in ("shard", "replica"):
             return self.hybrid_groups(layout.shard_group, "cp", "dp", start=start)[name == "replica"]
-        if name in (WEIGHT_SHARD, GRADIENT_SHARD, OPTIMIZER_SHARD):
+        if name in (WEIGHT_SHARD, GRADIENT_SHARD, OPTIMIZER_SHARD, NEAR, FAR):
             return self._scoped(name, start)
         if name == "data":
             return self.hybrid_groups(layout.dp * layout.cp, "cp", "dp", start=start)[0]
@@ -135,7 +135,7 @@ class Mesh:
     def _scoped(self, name: str, start: int) -> Group:
         """The ranks of a scope of one kind of state, besides those that share the scopes inside it."""
         before, spans = 1, {}
-        for among in nested(self.layout):
+        for among in nested(self.plan):
             outer = self._hybrid(before, ("cp", "dp"))[1]
             spans[among.name] = _split(outer, among.size)[0]
             before *= among.size

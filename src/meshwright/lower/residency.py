@@ -219,6 +219,11 @@ def _static(stages: Stages, held: list[int], each: dict[int, dict[str, float]]) 
             gathered += sum(sorted(parts)[-2:]) / plan.offload.tiles if plan.layout.pp == 1 else sum(parts)
     if gathered:
         out["gathered parameters"] = gathered
+    if plan.layout.hpz:  # of all layers, once the last forward has left its own behind
+        held_bytes = sum(
+            gathered_bytes(plan, stages.total_params(stages.compositions[s].units), stages.train) for s in held
+        )
+        out["second copy of weights"] = held_bytes / plan.layout.hpz
     if stages.train.adversarial and 0 in held:
         out["perturbation"] = perturbation_bytes(plan, stages.train, stages.model.hidden)
     if plan.layout.shards_gradients and plan.layout.pp == 1:

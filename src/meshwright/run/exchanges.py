@@ -47,6 +47,7 @@ from meshwright.sync.fragments import (
 from meshwright.sync.policy import read
 from meshwright.sync.record import NO_CODEC
 from meshwright.sync.rounds import parted
+from meshwright.sync.scoped import FAR
 
 #: Parameters by where they are and of which kind: ((stage, segment), kind).
 Parts = dict[tuple[tuple[int, int], str], list[torch.nn.Parameter]]
@@ -185,13 +186,22 @@ def exchanges_of(
     `hold` relative sizes of the shards of every data-parallel rank; `link` leads to the host's memory, where a plan
     has its processor update layers."""
     if mesh.plan.layout.gathers_again:
-        replica = next(mesh[f.replica.name] for f in some if f.what == GRADIENTS)
+        *_, last = (f for f in some if f.what == GRADIENTS)
         codes = {f.what: f.within for f in some if f.within != NO_CODEC}
         if mesh.plan.layout.scopes:
             how = {"params": types.compute, "grads": types.grads, "masters": types.masters}
             return [Scoped(s, mesh, **how, codes=codes, seed=seed) for s in stages.values()]
         return [
-            Sharded(s, mesh, replica, params=types.compute, grads=types.grads, codes=codes, seed=seed)
+            Sharded(
+                s,
+                mesh,
+                mesh[last.replica.name],
+                params=types.compute,
+                grads=types.grads,
+                codes=codes,
+                seed=seed,
+                hops=last.shard.name == FAR,
+            )
             for s in stages.values()
         ]
     out, offload = [], mesh.plan.offload

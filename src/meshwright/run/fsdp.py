@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
 from torch.distributed.tensor import DTensor
 
 from meshwright.run.collect import all_gather_single, reduce_scatter_single
@@ -29,9 +30,49 @@ from meshwright.run.record import recorder
 from meshwright.run.shards import Run, ShardCode
 from meshwright.run.sync import HeldElements
 from meshwright.sync.fragments import GATHERED
+from meshwright.sync.scoped import FAR, NEAR
 
 
-class Sharded:
+class Gathering:
+    """Duties of the buckets of ``sync`` that are alike in every stage whose layers gather themselves."""
+
+    def __init__(self) -> None:
+        #: The codes of all exchanges, and the step that they are in.
+        self.codes: list[ShardCode] = []
+        self.step = 0
+        #: Whether the pass under way is the step's last.
+        self.final = False
+
+    def reset(self) -> None:
+        """A step begins."""
+        for code in self.codes:
+            code.begin(self.step)
+
+    @property
+    def coded(self) -> bool:
+        """Whether something is encoded."""
+        return bool(self.codes)
+
+    def advance(self) -> None:
+        """Nothing is sent after a first message: codes of shards have one."""
+
+    def settle(self, used: bool) -> None:
+        """The gradients were used, or lost."""
+        self.step += used
+
+    def set_step(self, step: int) -> None:
+        """Go on as after so many steps."""
+        self.step = step
+
+    def pieces(self) -> Iterable[TensorPiece]:
+        """Nothing: these codes keep nothing."""
+        return ()
+
+    def ready(self) -> None:
+        """Nothing to wait for: layers gather themselves."""
+
+
+class Sharded(Gathering):
     """A stage with its parameters sharded; the same duties as the buckets of ``sync``. Gradients are summed over the
     ranks of `replica` with the same shard."""
 
@@ -45,20 +86,18 @@ class Sharded:
         grads: torch.dtype,
         codes: Mapping[str, str] | None = None,
         seed: int = 0,
+        hops: bool = False,
     ):
         """`codes`: those in which parameters are gathered and gradients scattered, by what is exchanged; `seed` is that
-        of codes that draw."""
+        of codes that draw; `hops`: encoded gradients are scattered among neighbours, then on."""
+        super().__init__()
         self.module, self.stage, self.mesh, self.replica = stage, stage.stage, mesh, replica
         self.about = {name: About(p) for name, p in stage.named_parameters() if p.requires_grad}
-        #: The codes of all exchanges, and the step that they are in.
-        self.codes: list[ShardCode] = []
-        self.step = 0
-        for unit, said, mine in sharded_units(stage, mesh["shard"], mesh, params, grads, codes or {}, seed):
+        units = sharded_units(stage, mesh["shard"], mesh, params, grads, codes or {}, seed, hops)
+        for unit, said, mine in units:
             self.codes += mine
             if not replica.alone:
                 unit.set_all_reduce_hook(_Replicas(replica, said | {"group": replica.ranks}))
-        #: As a bucket's; torch exchanges every pass, so that none is the last.
-        self.final = False
         #: Sharded parameters this rank has some of, with what it updates and the ranks that sum its gradient.
         self._mine = [
             (parameter, held, self.about[name].sums)
@@ -94,28 +133,7 @@ class Sharded:
         """A step begins."""
         for parameter in self.module.parameters():
             parameter.grad = None
-        for code in self.codes:
-            code.begin(self.step)
-
-    @property
-    def coded(self) -> bool:
-        """Whether something is encoded."""
-        return bool(self.codes)
-
-    def advance(self) -> None:
-        """Nothing is sent after a first message: codes of shards have one."""
-
-    def settle(self, used: bool) -> None:
-        """The gradients were used, or lost."""
-        self.step += used
-
-    def set_step(self, step: int) -> None:
-        """Go on as after so many steps."""
-        self.step = step
-
-    def pieces(self) -> Iterable[TensorPiece]:
-        """Nothing: these codes keep nothing."""
-        return ()
+        super().reset()
 
     def finish(self) -> None:
         """The gradients are whole, and in what :meth:`held` gave out."""
@@ -132,9 +150,6 @@ class Sharded:
     def publish(self) -> None:
         """Nothing to do: the optimizer wrote into the shards themselves."""
 
-    def ready(self) -> None:
-        """Nothing to wait for: layers gather themselves."""
-
 
 def sharded_unit(module: nn.Module, group: AxisGroup) -> FSDPModule:
     """A module whose parameters are fully sharded as those of a stage's layers are."""
@@ -150,9 +165,10 @@ def sharded_units(
     grads: torch.dtype,
     codes: Mapping[str, str],
     seed: int,
+    hops: bool = False,
 ) -> list[tuple[FSDPModule, dict[str, Any], list[ShardCode]]]:
     """Shard a stage layer by layer over a group, and what belongs to none as a unit of its own: the units, what a
-    recorder is told of each, and the codes in which it is exchanged."""
+    recorder is told of each, and the codes in which it is exchanged. `hops`: gradients are scattered in two."""
     policy = MixedPrecisionPolicy(param_dtype=params, reduce_dtype=grads, cast_forward_inputs=False)
     ranks, waits = _mesh_of(group, mesh.device.type), mesh.device.type == "cpu"  # nothing runs beside a pass's calls
     units = (*stage.layers, stage)
@@ -160,18 +176,29 @@ def sharded_units(
         fully_shard(unit, mesh=ranks, mp_policy=policy)
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)
+    near = mesh[NEAR] if mesh.plan.layout.hpz else None
     out = []
     for number, unit in enumerate(units):
         # what belongs to no layer is exchanged with the first, for whoever reads the spans
         said = {"stage": stage.stage, "layer": 0 if unit is stage else number, "inside": waits}
         told, mine = said | {"group": group.ranks}, []
-        unit.set_custom_all_gather(_Gather(told))
+        again = None
+        if near is not None:
+            _keep_copy(unit, group, near, mesh[FAR], mesh.device.type)
+            again = _Gather(said | {"group": near.ranks})
+        unit.set_custom_all_gather(_Gather(told, again=again))
         unit.set_custom_reduce_scatter(_Reduce(told))
         for what, text in codes.items():
-            code = ShardCode(text, group, runs_of(unit, group), seed, f"{stage.stage}.{number}{what}")
+            runs, place = runs_of(unit, group), f"{stage.stage}.{number}{what}"
+            if what != GATHERED and hops:
+                both = _Hops(said, mesh[NEAR], mesh[FAR], runs, text, seed, place)
+                mine += both.codes
+                unit.set_custom_reduce_scatter(both)
+                continue
+            code = ShardCode(text, group, runs, seed, place)
             mine.append(code)
             if what == GATHERED:
-                unit.set_custom_all_gather(_CodedGather(told, code))
+                unit.set_custom_all_gather(_CodedGather(told, code, again=again))
             else:
                 unit.set_custom_reduce_scatter(_CodedReduce(told, code))
         out.append((unit, said, mine))
@@ -198,11 +225,28 @@ def _mesh_of(group: AxisGroup, kind: str) -> DeviceMesh:
     return DeviceMesh.from_group(group.handle, kind, mesh_dim_names=("shard",))
 
 
-class _Exchange:
-    """Memory and collectives for the exchange of a unit, which torch calls (its ``Comm``)."""
+def _keep_copy(unit: FSDPModule, group: AxisGroup, near: AxisGroup, far: AxisGroup, kind: str) -> None:
+    """Let a unit leave a second copy of its parameters behind a forward, sharded over the group `near`, which its
+    backward gathers. What torch makes of a number for ``reshard_after_forward``, but of groups that there are: it would
+    make new ones for every unit, and one of them on each rank of the job."""
+    ranks = torch.tensor(group.ranks).view(far.size, near.size)
+    info = HSDPMeshInfo(
+        DeviceMesh.from_group([far.handle, near.handle], kind, mesh=ranks, mesh_dim_names=(FAR, NEAR)),
+        shard_mesh_dim=1,
+        replicate_mesh_dim=0,
+    )
+    unit._get_fsdp_state()._fsdp_param_group.post_forward_mesh_info = info
+    for one in fsdp_parameters(unit):
+        one.post_forward_mesh_info = info
+        one._init_sharded_post_forward_param_metadata(torch.empty(one._orig_size, device="meta"))
 
-    def __init__(self, said: dict[str, Any]):
-        self.said = said
+
+class _Exchange:
+    """Memory and collectives for the exchange of a unit, which torch calls (its ``Comm``). `again`: that for the second
+    copy of its weights."""
+
+    def __init__(self, said: dict[str, Any], again: _Gather | None = None):
+        self.said, self.again = said, again
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
@@ -212,6 +256,8 @@ class _Gather(_Exchange):
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
+        if self.again is not None and group.size() == len(self.again.said["group"]):
+            return self.again(output_tensor, input_tensor, group, async_op)
         record = recorder()
         token = record.start("all_gather", "dp_gather", num_bytes=output_tensor.nbytes, **self.said)
         work = all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
@@ -234,19 +280,22 @@ class _Reduce(_Exchange):
 
 
 class _CodedGather(_Exchange):
-    def __init__(self, said: dict[str, Any], code: ShardCode):
-        super().__init__(said)
+    def __init__(self, said: dict[str, Any], code: ShardCode, again: _Gather | None = None):
+        super().__init__(said, again)
         self.code = code
 
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
-    ) -> None:
+    ) -> dist.Work | None:
+        if self.again is not None and group.size() == len(self.again.said["group"]):
+            return self.again(output_tensor, input_tensor, group, async_op)
         self.code.gather(output_tensor, input_tensor, **self.said).wait()
+        return None
 
 
 class _CodedReduce(_Exchange):
-    def __init__(self, said: dict[str, Any], code: ShardCode):
-        super().__init__(said)
+    def __init__(self, said: dict[str, Any], code: ShardCode, again: _Gather | None = None):
+        super().__init__(said, again)
         self.code = code
 
     def __call__(
@@ -258,6 +307,43 @@ class _CodedReduce(_Exchange):
         async_op: bool = False,
     ) -> None:
         self.code.scatter(output_tensor, input_tensor.view(-1), **self.said).wait()
+
+
+class _Hops(_Exchange):
+    """Scatters encoded gradients among neighbours, and their sums, encoded anew, on among those with the same part."""
+
+    def __init__(
+        self,
+        said: dict[str, Any],
+        near: AxisGroup,
+        far: AxisGroup,
+        runs: Sequence[Run],
+        text: str,
+        seed: int,
+        place: str,
+    ):
+        super().__init__(said)
+        self.near, self.far, self.runs = near, far, list(runs)
+        # a tensor's parts for all of the far group lie together on the first hop, as one run
+        wide = [Run(r.start * far.size, r.end * far.size, r.coded) for r in runs]
+        self.codes = [ShardCode(text, near, wide, seed, place + NEAR), ShardCode(text, far, runs, seed, place + FAR)]
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: dist.ReduceOp,
+        async_op: bool = False,
+    ) -> None:
+        near, far = self.near.size, self.far.size
+        rows = input_tensor.view(far, near, -1).transpose(0, 1)
+        given = torch.cat([rows[..., r.start : r.end].reshape(near, -1) for r in self.runs], dim=1).view(-1)
+        part = given.new_empty(len(given) // near)
+        first, second = self.codes
+        first.scatter(part, given, **self.said, group=self.near.ranks).wait()
+        on = torch.cat([part[r.start * far : r.end * far].view(far, -1) for r in self.runs], dim=1)
+        second.scatter(output_tensor, on.view(-1), **self.said, group=self.far.ranks).wait()
 
 
 def fsdp_parameters(unit: FSDPModule) -> list[Any]:

@@ -119,7 +119,7 @@ def members(plan: Plan) -> dict[str, list[tuple[int, ...]]]:
     scope = plan.layout.shard_group
     out["shard"], out["replica"] = _split(out["data"], scope)
     rest = out["data"]
-    for among in nested(plan.layout) if plan.layout.scopes else ():
+    for among in nested(plan):
         out[among.name], rest = _split(rest, among.size)
     edp = plan.edp
     edp_scope = min(edp, scope)

@@ -19,10 +19,9 @@ from torch import nn
 from torch.nn.functional import pad
 
 from meshwright.run.collect import all_gather_single, reduce_scatter_single
-from meshwright.run.fsdp import About, fsdp_parameters, local_values, runs_of, sharded_units, sum_parts
+from meshwright.run.fsdp import About, Gathering, fsdp_parameters, local_values, runs_of, sharded_units, sum_parts
 from meshwright.run.mesh import AxisGroup, ProcessMesh
 from meshwright.run.model import Stage
-from meshwright.run.pieces import TensorPiece
 from meshwright.run.record import recorder
 from meshwright.run.shards import Run, ShardCode
 from meshwright.run.sync import HeldElements
@@ -43,7 +42,7 @@ class _Part(NamedTuple):
         return local_values(self.parameter).view(-1)
 
 
-class Scoped:
+class Scoped(Gathering):
     """A stage with scopes for its state; the same duties as the buckets of ``sync``."""
 
     def __init__(
@@ -59,16 +58,13 @@ class Scoped:
     ):
         """`codes`: those in which parameters are gathered and gradients scattered, by what is exchanged; `seed` is that
         of codes that draw."""
+        super().__init__()
         self.stage, self.mesh = stage.stage, mesh
         about = {name: About(p) for name, p in stage.named_parameters() if p.requires_grad}
         group = mesh[WEIGHT_SHARD]
         units = sharded_units(stage, group, mesh, params, grads, codes, seed)
         names = {id(p): name for name, p in stage.named_parameters()}
-        #: The codes of all exchanges, and the step that they are in.
-        self.codes: list[ShardCode] = [code for *_, mine in units for code in mine]
-        self.step = 0
-        #: Whether the pass under way is the step's last.
-        self.final = False
+        self.codes += [code for *_, mine in units for code in mine]
         #: Whether sums go on over the optimizer's scope beside that pass: not on a processor, where it would wait.
         self.beside = mesh.plan.overlap.dp and mesh.device.type != "cpu"
         self.flats: list[_Flat] = []
@@ -112,28 +108,7 @@ class Scoped:
         self.final = False
         for flat in self.flats:
             flat.reset()
-        for code in self.codes:
-            code.begin(self.step)
-
-    @property
-    def coded(self) -> bool:
-        """Whether something is encoded."""
-        return bool(self.codes)
-
-    def advance(self) -> None:
-        """Nothing is sent after a first message: codes of shards have one."""
-
-    def settle(self, used: bool) -> None:
-        """The gradients were used, or lost."""
-        self.step += used
-
-    def set_step(self, step: int) -> None:
-        """Go on as after so many steps."""
-        self.step = step
-
-    def pieces(self) -> Iterable[TensorPiece]:
-        """Nothing: these codes keep nothing."""
-        return ()
+        super().reset()
 
     def finish(self) -> None:
         """The gradients are whole, and in what :meth:`held` gave out."""
@@ -146,9 +121,6 @@ class Scoped:
         """The masters have changed: all ranks get their parts of the weights."""
         for flat in self.flats:
             flat.refresh()
-
-    def ready(self) -> None:
-        """Nothing to wait for: layers gather themselves."""
 
 
 class _Flat:

@@ -85,6 +85,7 @@ class Regions:
             *(mesh.expert_group(axis) for axis in ("etp", "ep", "edp")),
             *(mesh.hybrid_groups(size, "cp", "dp") for size in scopes),
             *(mesh.hybrid_groups(size, "cp", "dp") for s in states if s.scopes != EVEN for size in s.scopes),
+            *(mesh.hybrid_groups(s.hpz, "cp", "dp") for s in states if s.hpz),
             *(mesh.pair(a, b) for a, b in zip(starts, (*starts[1:], starts[0]))),
         )
 

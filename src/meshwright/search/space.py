@@ -345,13 +345,16 @@ def _kept_together(core: Core, state: State, cluster: Cluster) -> bool:
 
 
 def _nested(core: Core, state: State) -> bool:
-    """Whether scopes of weights and gradients lie in one another and in the one of all state."""
+    """Whether scopes of weights and gradients, or of a second copy, lie in one another and in the one of all state."""
+    whole = state.shard or core.dp * core.cp
+    if state.hpz:
+        alone = state.zero == 3 and core.pp == 1 and state.scopes == EVEN and state.hold == EVEN
+        return alone and 1 < state.hpz < whole and whole % state.hpz == 0
     if state.scopes == EVEN:
         return True
     if state.zero < 3 or core.pp > 1 or len(state.scopes) != 2 or state.hold != EVEN:
         return False
     weights, gradients = state.scopes
-    whole = state.shard or core.dp * core.cp
     return weights > 1 and gradients % weights == 0 and whole % gradients == 0
 
 

@@ -32,6 +32,8 @@ GRADIENTS, GATHERED, PARAMETERS, MOMENTS, NORM = "reduce", "gather", "parameters
 #: Sums of a step that are scattered on, to the ranks that update them, and updated weights that come back from these to
 #: the ranks that compute with them, where the optimizer's states are sharded over more ranks than gradients or weights.
 FOLDED, REFRESHED = "fold", "refresh"
+#: The copy of weights that a forward has left behind among neighbours, made whole for its backward.
+AGAIN = "again"
 #: When a fragment is due: after every pass over its layers, after a round of passes (``due.rounds``), once a step, or
 #: once in ``every`` steps.
 PASS, ROUND, STEP, EVERY = "pass", "round", "step", "every"
@@ -330,7 +332,7 @@ def on_wire(some: Iterable[Fragment]) -> list[OnWire | DividedOnWire]:
             op = "all_gather" if f.what == GATHERED else "all_to_all"
             inside.append(OnWire(op, shard_bytes(f) * f.shard.size, f.shard))
             outside += _between(f) if f.what != GATHERED else []
-        elif f.what in (GATHERED, REFRESHED):
+        elif f.what in (GATHERED, AGAIN, REFRESHED):
             inside.append(OnWire("all_gather", f.num_bytes * f.padding, f.shard))
         elif f.what in (PARAMETERS, MOMENTS):
             outside += _between(f)

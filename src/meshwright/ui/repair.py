@@ -217,7 +217,7 @@ _MENDING: dict[str, tuple[Callable[[Plan, RepairPlace], Iterator[Plan]], ...]] =
     "P016": (_one("memory", attention="flash"),),
     "P017": (_experts,),
     "P018": (_experts, _axes),
-    "P019": (_one("layout", shard=0), _one("layout", scopes=())),
+    "P019": (_one("layout", shard=0), _one("layout", scopes=()), _one("layout", hpz=0)),
     "P020": (_one("layout", zero=1), _one("pipeline", schedule="1f1b", vpp=1)),
     "P021": (_one("memory", layers=0),),
     "P022": (_one("precision", params="bf16", grads="fp32", moments="fp32"),),
@@ -225,5 +225,5 @@ _MENDING: dict[str, tuple[Callable[[Plan, RepairPlace], Iterator[Plan]], ...]] =
     "P024": (_microbatch, _axes),
     "P025": (_even,),
     "P026": (_even, _one("layout", zero=1)),
-    "P061": (_one("layout", scopes=()),),
+    "P061": (_one("layout", scopes=()), _one("layout", hpz=0)),
 }

@@ -32,7 +32,7 @@ from meshwright.plan.facet import (
     wrong,
     yes_no,
 )
-from meshwright.plan.scopes import scopes_wrong
+from meshwright.plan.scopes import copy_wrong, scopes_wrong
 from meshwright.spec.layers import Moe
 from meshwright.sync.policy import read
 
@@ -55,7 +55,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     parameters (Rajbhandari et al. 1910.02054; 3 is FSDP, Zhao et al. 2304.11277). ``shard`` is the size of the
     sharding group when smaller than dp*cp (hybrid sharding, HSDP), 0 for all of it. ``scopes`` are smaller groups
     nested in that one, over which weights and gradients are sharded where each has one of its own (Xu et al.
-    2501.04266), () where all state has one. ``sp`` shards the parts
+    2501.04266), () where all state has one. ``hpz`` neighbours keep a second copy of the weights from a forward to its
+    backward, which gathers it among them alone (Wang et al. 2306.10209), 0 where there is none. ``sp`` shards the parts
     between tensor-parallel regions along the sequence (Korthikanti et al. 2205.05198). ``order`` places the
     axes on the cluster from the inside out. ``stages`` are layers per virtual stage when uneven, () for even.
     ``shares`` are microbatches of each kind of data-parallel slice (``plan/slices.py``) when uneven, () for even.
@@ -72,6 +73,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     zero: int = 0
     shard: int = 0
     scopes: tuple[int, ...] = ()
+    hpz: int = 0
     order: tuple[str, ...] = DEFAULT_ORDER
     stages: tuple[int, ...] = ()
     shares: tuple[int, ...] = ()
@@ -426,12 +428,21 @@ FIELDS = (
         decides=(STRUCTURE, EXCHANGE),
         seen={STRUCTURE: lambda plan: bool(plan.layout.scopes)},
     ),
+    Field(
+        name="hpz",
+        help="neighbours that keep a second copy of sharded weights, which backwards gather among them (0: none)",
+        form=count(0),
+        spelled=NUMBERED,
+        place=113,
+        decides=(STRUCTURE, EXCHANGE),
+        seen={STRUCTURE: lambda plan: plan.layout.hpz > 0},
+    ),
 )
 FACET = Facet(
     name="layout",
     help="sizes of the mesh axes, their order on the cluster, what is sharded over data parallelism",
     record=Layout,
     fields=FIELDS,
-    rules=(_ranks, _tensor, _zero, scopes_wrong, _orders),
+    rules=(_ranks, _tensor, _zero, scopes_wrong, copy_wrong, _orders),
     unexecutable=_unexecutable,
 )

@@ -15,10 +15,10 @@ import msgspec
 from meshwright.errors import Diagnostic
 from meshwright.sync.codecs import codec, codecs
 from meshwright.sync.combines import combine, combines, ways
-from meshwright.sync.fragments import GRADIENTS, Fragment, Stored, Weights, gathered, gradients
+from meshwright.sync.fragments import GRADIENTS, Fragment, Stored, Weights, gradients
 from meshwright.sync.options import RuleOption
 from meshwright.sync.rules import SyncRule
-from meshwright.sync.scoped import scoped
+from meshwright.sync.scoped import gathers, scoped
 
 if TYPE_CHECKING:
     from meshwright.plan import Plan
@@ -42,7 +42,7 @@ def fragments(plan: Plan, policy: SyncPolicy, weights: Weights, stored: Stored) 
         summed = gradients(plan, weights, stored)
         yield summed if policy.plain else msgspec.structs.replace(summed, codec=policy.codec, combine=policy.combine)
     if plan.layout.zero:
-        yield gathered(plan, weights, stored)
+        yield from gathers(plan, weights, stored)
 
 
 def wrong(plan: Plan, cluster: Cluster, policy: SyncPolicy) -> Iterator[Diagnostic]:
