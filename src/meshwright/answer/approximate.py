@@ -28,6 +28,8 @@ def approximate(plan: Plan, train: Train, rounds: RoundTimes | None) -> tuple[st
             "update=delayed is approximate: the host updates beside the next step, whose gradients are of parameters "
             "one update older",
         )
+    if policy.taught is not None:
+        return (_taught(plan, policy),)
     if policy.meets:
         return (_mixed(plan, policy, rounds),)
     if policy.paths is not None:
@@ -115,6 +117,18 @@ def _mixed(plan: Plan, policy: SyncPolicy, rounds: RoundTimes | None) -> str:
         f"those of the replicas that they meet{known}; losses are not those of one process"
     )
     return said if rounds is None else f"{said}. {_told(rounds)}"
+
+
+def _taught(plan: Plan, policy: SyncPolicy) -> str:
+    """Say that there are as many models as replicas, and what they learn of each other."""
+    taught, replicas = policy.taught, num_replicas(plan, policy)
+    met = most_heard(policy.group, replicas)
+    sent = f"the {taught.top} likeliest tokens" if taught.top else "all tokens"
+    return (
+        f"sync={plan.sync.policy} is approximate: it trains {replicas} models, each on text of its own, whose "
+        f"{taught.heads} further heads learn what those of the {met} that each meets predict of public text, in "
+        f"probabilities of {sent}; no parameters are exchanged"
+    )
 
 
 def _routed(plan: Plan, policy: SyncPolicy, rounds: RoundTimes | None) -> str:

@@ -58,7 +58,8 @@ def executed_ratio(run: Simulated) -> float:
     if run.swarm is not None:
         again = float(run.priced.flops[keys[run.lowered.graph.kind == KIND["F"]]].sum())
         return (flops + again) / flops
-    if not run.lowered.several and run.lowered.stages.train.adversarial:  # passes of moved text are besides
+    again = not run.lowered.several and (run.lowered.stages.train.adversarial or run.lowered.stages.taught is not None)
+    if again:  # passes of moved or public text are besides
         count = run.lowered.plan.num_microbatches(run.lowered.stages.train.global_batch)
         extra = run.lowered.graph.attribute("microbatch") >= count
         repeated += float((run.priced.flops - run.priced.repeated)[keys[extra]].sum())

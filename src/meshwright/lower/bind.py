@@ -8,11 +8,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from meshwright.graph import MemoryEvents, TaskGraph
+from meshwright.graph import TaskGraph
 from meshwright.layers.pieces import Context
 from meshwright.lower.meeting import meeting
 from meshwright.lower.place import Mesh, first_of_group, rank_classes
 from meshwright.lower.program import LayerPass, Move, Program, Site, in_pieces
+from meshwright.lower.residency import freed_first
 from meshwright.lower.roles import (
     UPDATED,
     CodeRole,
@@ -22,6 +23,7 @@ from meshwright.lower.roles import (
     MessageRole,
     NormRole,
     PassRole,
+    PredictionsRole,
     Role,
     SlopesRole,
     TransferRole,
@@ -31,6 +33,7 @@ from meshwright.lower.roles import (
 from meshwright.lower.stages import Stages
 from meshwright.lower.state import measured_bytes, updated_bytes
 from meshwright.lower.structure import Structure
+from meshwright.lower.taught import predicted
 from meshwright.lower.tensors import tensors_of
 from meshwright.lower.tier_sizes import host_work, transfer
 from meshwright.lower.units import Unit, composition_of, named
@@ -132,6 +135,8 @@ class Binder:
                 return self._measure(role)
             case SlopesRole():
                 return self.moving(self.over([slopes(self.plan)], self.start(role.slice, 0)))
+            case PredictionsRole():
+                return predicted(self)
             case UpdateRole():
                 return self._update(role)
             case CodeRole():
@@ -437,12 +442,3 @@ def bound(structure: Structure, binder: Binder) -> tuple[TaskGraph, tuple[Progra
         memory=memory,
     )
     return bound, tuple(programs)
-
-
-def freed_first(memory: MemoryEvents) -> MemoryEvents:
-    """Return the memory events with those that free first: a split backward may leave more for W than it frees."""
-    order = np.argsort(memory.num_bytes > 0, kind="stable")
-    return msgspec.structs.replace(
-        memory,
-        **{name: getattr(memory, name)[order] for name in ("task", "rank", "at_end", "num_bytes", "category")},
-    )

@@ -31,7 +31,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     there are forwards only; ``ahead``: microbatches that the schedule is further ahead with its forwards than it
     would be by itself; ``forwards``: passes of each microbatch, where they are what is learnt by; ``offload``: what
     is moved to other tiers of memory, None where all is on the device; ``adversarial``: each microbatch is passed
-    twice, and one of the next step as far as its inputs. ``params`` are the schedule's, besides sizes."""
+    twice, and one of the next step as far as its inputs; ``taught``: the layers of the only stage that public text is
+    passed through, with further heads behind the main one, None where there is none. ``params`` are the schedule's,
+    besides sizes."""
 
     pp: int
     vpp: int
@@ -67,6 +69,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     ahead: int = 0
     forwards: int = 0
     offload: Offload | None = None
+    taught: Composition | None = None
     params: tuple[tuple[str, object], ...] = ()
 
     @property
@@ -132,6 +135,7 @@ def facts_of(stages: Stages, params: dict[str, object] | None = None) -> Facts:
         offload=plan.offload if plan.offload.any else None,
         layerwise=stages.train.optimizer in LAYERWISE,
         adversarial=bool(stages.train.adversarial),
+        taught=stages.taught,
         encoded=exchanges
         and not stages.frozen
         and _coded(stages, GRADIENTS)

@@ -12,12 +12,12 @@ import numpy as np
 from meshwright import schedules
 from meshwright.graph import TaskGraph
 from meshwright.layers.kind import Tokens
-from meshwright.lower.bind import Binder, freed_first
+from meshwright.lower.bind import Binder
 from meshwright.lower.facts import Facts, facts_of
 from meshwright.lower.joint import NO_POOL, Crossing, Joint, JointFacts, joint
 from meshwright.lower.place import Mesh, rank_classes
 from meshwright.lower.program import Move, Program
-from meshwright.lower.residency import constant_bytes
+from meshwright.lower.residency import constant_bytes, freed_first
 from meshwright.lower.roles import LinkRole
 from meshwright.lower.stages import Stages
 from meshwright.lower.waves import ahead

@@ -5,12 +5,13 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from meshwright.graph import GraphBuilder
+from meshwright.graph import GraphBuilder, MemoryEvents
 from meshwright.lower.compute import Compute
 from meshwright.lower.exchange import Reduced
 from meshwright.lower.facts import Facts
 from meshwright.lower.stages import Stages
 from meshwright.lower.state import gathered_bytes, static_bytes, unscattered_bytes
+from meshwright.lower.taught import predictions_bytes
 from meshwright.lower.tier_sizes import tier_bytes
 from meshwright.lower.tiers import Saved, Tiered
 from meshwright.lower.units import Composition, Unit, composition_of
@@ -70,10 +71,12 @@ class _Codes:
     """Numbers of entries while a graph is drafted: positive where bytes are allocated, negative where freed."""
 
     def __init__(self, facts: Facts):
-        self.distinct = {c: i for i, c in enumerate(dict.fromkeys(facts.compositions))}
+        #: Those of the stages, and behind them that of public text.
+        held = facts.compositions if facts.taught is None else (*facts.compositions, facts.taught)
+        self.distinct = {c: i for i, c in enumerate(dict.fromkeys(held))}
         self.gradients: dict[tuple[Unit, ...], int] = {}
         self.segments: dict[tuple[Unit, ...], int] = {}
-        self._of_stage = np.array([self.distinct[c] for c in facts.compositions])
+        self._of_stage = np.array([self.distinct[c] for c in held])
 
     def entry(self, which: int, stage: np.ndarray) -> np.ndarray:
         sign = 1 if which in (SAVED, WORKSPACE, KEPT_LOGITS) else -1
@@ -96,12 +99,14 @@ def add_memory(
     computes: list[Compute],
     reduced: Reduced,
     tiered: Tiered,
+    taught: tuple[list[np.ndarray], list[np.ndarray]] = ([], []),
 ) -> Sizes:
     """Add activation and workspace events to every pass; return the entries that they refer to.
 
     A forward allocates what its backward needs. A full backward frees it; a split one frees all but what the
     weight gradient needs, which W frees. Where gradients are scattered after rounds, a round's first weight gradient
-    allocates its stage's whole, and every reduction frees the part that it has scattered.
+    allocates its stage's whole, and every reduction frees the part that it has scattered. `taught` are the forwards and
+    backwards of public text, of every class of slices.
     """
     codes, losing = _Codes(facts), np.array(facts.losing)
     rounded = facts.pp > 1 and facts.scatters
@@ -140,9 +145,23 @@ def add_memory(
             begins = np.flatnonzero(rounds(actions)[0])
             builder.memory(first[begins], where[begins], False, whole[actions.stage[begins]], IN_FLIGHT)
             builder.memory(reduced.task, index * facts.pp + reduced.rank, True, -scattered, IN_FLIGHT)
+    _add_taught(builder, codes, np.array([len(facts.compositions)]), *taught)
     for index, one in enumerate(tiered.saved):
         _add_moved(builder, facts, codes, index * facts.pp, one, facts.pp * len(orders))
     return Sizes(compositions=tuple(codes.distinct), gradients=tuple(codes.gradients), segments=tuple(codes.segments))
+
+
+def _add_taught(
+    builder: GraphBuilder, codes: _Codes, stage: np.ndarray, public: list[np.ndarray], lessons: list[np.ndarray]
+) -> None:
+    """Add the events of public text, whose layers are those of `stage`: kept from its forwards to its backwards."""
+    for index, (made, learnt) in enumerate(zip(public, lessons)):
+        events = [(made, SAVED, "activations"), (made, KEPT_LOGITS, LOGITS)]
+        events += [(learnt, FREED_BY_BW, "activations"), (learnt, LOGITS_END, LOGITS)]
+        events += [(task, which, "workspace") for task in (made, learnt) for which in (WORKSPACE, WORKSPACE_END)]
+        for task, which, category in events:
+            at_end = which not in (SAVED, KEPT_LOGITS, WORKSPACE)
+            builder.memory(task, index, at_end, codes.entry(which, stage), category)
 
 
 def _add_moved(builder: GraphBuilder, facts: Facts, codes: _Codes, first: int, one: Saved, hosts: int) -> None:
@@ -226,9 +245,20 @@ def _static(stages: Stages, held: list[int], each: dict[int, dict[str, float]]) 
         out["second copy of weights"] = held_bytes / plan.layout.hpz
     if stages.train.adversarial and 0 in held:
         out["perturbation"] = perturbation_bytes(plan, stages.train, stages.model.hidden)
+    if stages.taught is not None:
+        out["predictions"] = float(predictions_bytes(stages))
     if plan.layout.shards_gradients and plan.layout.pp == 1:
         # the layer in flight has its gradient whole until it is scattered
         segments = [s for stage in held for s in stages.compositions[stage].segments]
         whole = max(unscattered_bytes(plan, stages.total_params(s)) for s in segments)
         out["gradients"] += whole / plan.offload.tiles
     return out
+
+
+def freed_first(memory: MemoryEvents) -> MemoryEvents:
+    """Return the memory events with those that free first: a split backward may leave more for W than it frees."""
+    order = np.argsort(memory.num_bytes > 0, kind="stable")
+    return msgspec.structs.replace(
+        memory,
+        **{name: getattr(memory, name)[order] for name in ("task", "rank", "at_end", "num_bytes", "category")},
+    )

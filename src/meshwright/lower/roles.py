@@ -90,6 +90,10 @@ class SlopesRole(msgspec.Struct, frozen=True):
     slice: int = 0
 
 
+class PredictionsRole(msgspec.Struct, frozen=True):
+    """The predictions that heads of every replica make of public text, which its neighbours get."""
+
+
 class UpdateRole(msgspec.Struct, frozen=True, cache_hash=True):
     """The optimizer's step over the layers that one pipeline rank holds."""
 
@@ -139,6 +143,7 @@ Role = (
     | NormRole
     | MeasureRole
     | SlopesRole
+    | PredictionsRole
     | UpdateRole
     | CodeRole
     | TransferRole

@@ -114,6 +114,15 @@ class Stages:
             out.append(composition_of(tuple(units)))
         return tuple(out)
 
+    @cached_property
+    def taught(self) -> Composition | None:
+        """The stage that public text is passed through, with the heads that neighbours teach behind its own."""
+        taught = read(self.plan.sync.policy).taught
+        if taught is None:
+            return None
+        units = self.compositions[0].units
+        return composition_of((*units, *[units[-1]] * taught.heads))
+
     def _lowered(self, layer: int) -> tuple[tuple[str, ...], ...]:
         """The operators of a layer in fewer bits, of each kind of slices; () where none has any."""
         said = [lowered.read(text) for text in self.plan.kinds.lowered]
@@ -234,6 +243,10 @@ class Stages:
         if found is None:
             layer = self.model.layer(unit.kind)
             found = state.params_of(self.context_of(unit.kind), layer)
+            taught = read(self.plan.sync.policy).taught
+            if taught is not None and unit.kind == HEAD:
+                more = float(taught.heads * self.model.vocab * self.model.hidden)
+                found = found + Params(dense=more, trained_dense=more, low=more * (found.low > 0))
             if self.frozen:
                 found = msgspec.structs.replace(found, trained_dense=0.0, trained_expert=0.0)
             self.known.params[unit] = found

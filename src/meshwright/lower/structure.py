@@ -22,6 +22,7 @@ from meshwright.lower.messages import add_messages
 from meshwright.lower.residency import Sizes, add_memory
 from meshwright.lower.roles import Role, Roles
 from meshwright.lower.rules import broken
+from meshwright.lower.taught import add_lessons, add_public
 from meshwright.lower.tiers import Tiered, add_tiers
 from meshwright.lower.update import add_projected, add_update
 from meshwright.schedules.actions import Actions
@@ -40,6 +41,8 @@ class Draft(msgspec.Struct):
     computes: list[Compute] = []
     reduced: Reduced = Reduced()
     tiered: Tiered = Tiered()
+    public: list[np.ndarray] = []
+    lessons: list[np.ndarray] = []
     sizes: Sizes = Sizes()
 
 
@@ -66,6 +69,11 @@ def schedule(draft: Draft) -> None:
         draft.orders.append(actions.forwards() if facts.frozen else actions.ahead(facts.ahead))
 
 
+def public(draft: Draft) -> None:
+    """The forward of public text, which replicas predict for their neighbours."""
+    draft.public = add_public(draft.builder, draft.roles, draft.facts)
+
+
 def compute(draft: Draft) -> None:
     """A task for every action, or one for each of its layers where exchanges run between them."""
     for index, actions in enumerate(draft.orders):
@@ -76,6 +84,11 @@ def messages(draft: Draft) -> None:
     """Activations and their gradients between stages."""
     for index, (actions, compute) in enumerate(zip(draft.orders, draft.computes)):
         add_messages(draft.builder, draft.roles, draft.facts, actions, compute, index)
+
+
+def lessons(draft: Draft) -> None:
+    """Predictions of public text sent to neighbours, and learnt."""
+    draft.lessons = add_lessons(draft.builder, draft.roles, draft.facts, draft.computes, draft.public)
 
 
 def exchanges(draft: Draft) -> None:
@@ -100,11 +113,23 @@ def update(draft: Draft) -> None:
 
 def memory(draft: Draft) -> None:
     """Bytes that every task allocates and frees."""
-    draft.sizes = add_memory(draft.builder, draft.facts, draft.orders, draft.computes, draft.reduced, draft.tiered)
+    taught = draft.public, draft.lessons
+    known = draft.facts, draft.orders, draft.computes, draft.reduced, draft.tiered, taught
+    draft.sizes = add_memory(draft.builder, *known)
 
 
 #: The passes in their order; each is named as the function is.
-PASSES: tuple[Callable[[Draft], None], ...] = (schedule, compute, messages, exchanges, tiers, update, memory)
+PASSES: tuple[Callable[[Draft], None], ...] = (
+    schedule,
+    public,
+    compute,
+    messages,
+    lessons,
+    exchanges,
+    tiers,
+    update,
+    memory,
+)
 
 
 def drafted(facts: Facts, until: str = "", *, check: bool = False) -> Draft:

@@ -165,12 +165,12 @@ class Rounds:
     @property
     def apart(self) -> bool:
         """Whether replicas take steps of their own."""
-        return bool(self.averages) or self.policy.paths is not None
+        return bool(self.averages) or self.policy.differing_models
 
     def ended(self, step: int) -> bool:
         """Whether so many steps are whole rounds; those that exchange nothing look up now and then."""
         if not self.averages:
-            return self.policy.paths is None or step % LOOKED_UP == 0
+            return not self.policy.differing_models or step % LOOKED_UP == 0
         return ended(self.policy, step)
 
     def joined(self, step: int) -> bool:

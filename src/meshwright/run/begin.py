@@ -14,6 +14,7 @@ from meshwright.run.checkpoint import identity, load
 from meshwright.run.checkpoint.format import find
 from meshwright.run.checkpoint.loading import CheckpointReader
 from meshwright.run.job import Job
+from meshwright.run.lessons import published
 from meshwright.run.lora.peft import AdapterRecord, load_adapter, load_base, record_of
 from meshwright.run.mesh import ProcessMesh
 from meshwright.run.resume import moves_on, wanted_of
@@ -57,7 +58,8 @@ def begin(job: Job, trainer: Trainer) -> None:
         load_adapter(job.adapter, held, job.model, place["world"], about.digest, device=place.device)
         trainer.set_step(0)
     elif about is None and job.weights:
-        load_weights(job.weights, trainer.pieces(shared=True), job.model, place["world"], device=place.device)
+        held = published(trainer.pieces(shared=True))
+        load_weights(job.weights, held, job.model, place["world"], device=place.device)
         trainer.set_step(0)
 
 

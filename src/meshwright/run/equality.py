@@ -18,6 +18,7 @@ from meshwright.plan.slices import Portions
 from meshwright.run import mesh
 from meshwright.run.data import Batch
 from meshwright.run.launch import start
+from meshwright.run.microbatches import own_rows
 from meshwright.run.pieces import Parameter
 from meshwright.run.settings import Settings
 from meshwright.run.trainer import Trainer
@@ -135,7 +136,7 @@ def _batch(case: EqualityCase, step: int, trainer: Trainer) -> Batch:
     documents = begins.to(torch.int32).cumsum(1).to(torch.int32)
     if case.train.pack:
         return _packed(tokens, documents)
-    dp, chosen = trainer.mesh["dp"], trainer.rows()
+    dp, chosen = trainer.mesh["dp"], own_rows(trainer)
     mine = range(dp.index * rows // dp.size, (dp.index + 1) * rows // dp.size) if chosen is None else chosen
     return Batch(tokens, documents).taking(mine)
 

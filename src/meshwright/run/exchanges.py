@@ -105,6 +105,8 @@ def parts_of(stages: dict[int, Stage], model: Model, plan: Plan) -> Parts:
     out: Parts = {}
     for number, stage in stages.items():
         headed = {id(p) for p in stage.head.parameters()} if policy.own_heads and stage.head is not None else set()
+        if policy.taught is not None:  # they learn from other text than all else
+            headed = {id(p) for p in stage.head.taught}
         for segment, modules in enumerate(_segments(stage)):
             for parameter in (p for module in modules for p in module.parameters() if p.requires_grad):
                 kind = EXPERT if parameter.expert else TIED if parameter.info.name == table else DENSE

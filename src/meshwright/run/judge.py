@@ -11,6 +11,7 @@ import torch.distributed as dist
 from meshwright.run.data import Batch, Corpus
 from meshwright.run.data.corpus import BATCHES, judged_sequences
 from meshwright.run.fsdp import let_go
+from meshwright.run.microbatches import own_rows
 from meshwright.run.record import Off, install, recorder
 from meshwright.run.routes import learnt_from, place_of, rows_of
 from meshwright.run.trainer import Trainer
@@ -18,7 +19,7 @@ from meshwright.run.trainer import Trainer
 
 def share_of(trainer: Trainer, corpus: Corpus, number: int) -> Batch:
     """Return what a rank takes of a global batch: its replica's rows, or, with groups of ranks, all of it."""
-    dp, rows = trainer.mesh["dp"], trainer.rows()
+    dp, rows = trainer.mesh["dp"], own_rows(trainer)
     if trainer.groups is not None:
         return corpus.batch(number)
     if rows is not None:

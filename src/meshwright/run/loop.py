@@ -72,6 +72,8 @@ def train(world: World, job: Job, on_step: Told | None = None) -> dict[str, Any]
     how = {"settings": job.settings, "schedule_params": job.schedule_params, "portions": job.portions}
     trainer = Trainer(job.model, job.plan, job.train, place, **how, group_costs=job.group_costs)
     corpus, held = divided(job, corpus)
+    if trainer.lessons is not None:
+        corpus = taught_on(trainer, corpus)
     if trainer.rounds.policy.paths is not None:
         trainer.routes = routes.prepared(trainer, corpus, held)
     begin(job, trainer)
@@ -95,6 +97,23 @@ def train(world: World, job: Job, on_step: Told | None = None) -> dict[str, Any]
 def divided(job: Job, corpus: data.Corpus) -> tuple[data.Corpus, data.Corpus | None]:
     """Return what a job trains on, and what it is judged by, None where it is not."""
     return data.held_out(corpus, job.held_out) if job.judged_every else (corpus, None)
+
+
+def taught_on(trainer: Trainer, corpus: data.Corpus) -> data.Corpus:
+    """Have heads learn from the public share of a text, its last one; return the rest, which replicas share out.
+
+    Raises:
+        MeshwrightError: D005 where one of the two is shorter than a step's batch.
+    """
+    taught = trainer.rounds.policy.taught
+    try:
+        own, public = data.held_out(corpus, taught.public)
+    except ValueError as error:
+        help = "a longer text, a smaller batch, or a larger public= below 1"
+        message = f"there is no public part to teach heads on beside what replicas have of their own: {error}"
+        raise MeshwrightError.one("D005", message, place="--data", help=help) from None
+    trainer.lessons.text = lambda step: public.own(step, 0, 1, rows=trainer.lessons.rows)
+    return own
 
 
 def kept_steps(num_ranks: int) -> int:

@@ -10,23 +10,48 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import ceil
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from meshwright.run.codecs import on_tensors
 from meshwright.run.coded import drawn_seed
-from meshwright.run.mesh import ProcessMesh
+from meshwright.run.mesh import AxisGroup, ProcessMesh
 from meshwright.run.outer import ARRIVED
 from meshwright.run.pieces import TensorPiece
 from meshwright.run.record import recorder
 from meshwright.run.sync import HeldElements
 from meshwright.sync.codecs import codec
 from meshwright.sync.fragments import Fragment
-from meshwright.sync.groups import graph
+from meshwright.sync.groups import Turn, graph
 
 #: What neighbours know of a replica, and the mean of what it knows of them and itself: states, in checkpoints.
 KNOWN, HEARD = "mix_known", "mix_heard"
+
+
+class Meeting(NamedTuple):
+    """The messages of a rank in one turn of a graph: whom of its ``group`` it hears, and who hears it, by index."""
+
+    group: AxisGroup
+    sources: tuple[int, ...]
+    targets: tuple[int, ...]
+
+    @classmethod
+    def of(cls, turn: Turn, group: AxisGroup) -> Meeting:
+        """Return the messages of a group's rank in a turn of as many."""
+        mine = group.index
+        targets = tuple(i for i, heard in enumerate(turn) if any(one.source == mine for one in heard))
+        return cls(group, tuple(one.source for one in turn[mine]), targets)
+
+    def begin(self, wire: torch.Tensor, arrives: Sequence[torch.Tensor]) -> list[dist.Work]:
+        """Start sending `wire` to all who hear, and hearing each source into its own buffer."""
+        # rank by rank in one order on both sides, as backends that know no tags need it
+        messages = [(dist.irecv, into, source) for into, source in zip(arrives, self.sources, strict=True)]
+        messages += [(dist.isend, wire, target) for target in self.targets]
+        ranks, handle = self.group.ranks, self.group.handle
+        ops = [dist.P2POp(way, tensor, ranks[peer], handle) for way, tensor, peer in messages]
+        return dist.batch_isend_irecv(ops) if ops else []
 
 
 class MixedMean:
@@ -82,19 +107,13 @@ class MixedMean:
     def send(self) -> None:
         """Start sending to those who hear this replica, and hearing others."""
         self._sent, self._exchange = self._flat(), self.step
-        turn, mine, lag = self.graph.at(self.step), self.group.index, self.fragment.lag
+        turn, lag = self.graph.at(self.step), self.fragment.lag
         self._wire = self._sent if self.code.exact else self._encoded(self._sent - self.state[KNOWN])
-        self._arrives = [(one.weight, torch.empty_like(self._wire)) for one in turn[mine]]
-        sources = [one.source for one in turn[mine]]
-        targets = [i for i, heard in enumerate(turn) if any(one.source == mine for one in heard)]
-        self._token = -1 if lag else self._begun(len(targets))
-        # rank by rank in one order on both sides, as backends that know no tags need it
-        messages = [(dist.irecv, into, source) for (_, into), source in zip(self._arrives, sources)]
-        messages += [(dist.isend, self._wire, target) for target in targets]
-        ranks, handle = self.group.ranks, self.group.handle
-        ops = [dist.P2POp(way, tensor, ranks[peer], handle) for way, tensor, peer in messages]
-        self._works = dist.batch_isend_irecv(ops) if ops else []
-        self._targets = len(targets)
+        meeting = Meeting.of(turn, self.group)
+        self._arrives = [(one.weight, torch.empty_like(self._wire)) for one in turn[self.group.index]]
+        self._token = -1 if lag else self._begun(len(meeting.targets))
+        self._works = meeting.begin(self._wire, [into for _, into in self._arrives])
+        self._targets = len(meeting.targets)
         self.step += 1
 
     def _begun(self, messages: int) -> int:

@@ -202,6 +202,11 @@ class Stage(nn.Module):
 
     def forward(self, x: torch.Tensor | None, p: Pass) -> torch.Tensor:
         """Hidden states in (None for the first stage), hidden states or the scaled loss out."""
+        x = self.hidden(x, p)
+        return self.head(x, p) if self.head is not None else x
+
+    def hidden(self, x: torch.Tensor | None, p: Pass) -> torch.Tensor:
+        """The hidden states behind the stage's layers."""
         if self.embedding is not None:
             x = self.embedding(p)
             x = x if p.moved is None else p.moved(x)
@@ -211,4 +216,4 @@ class Stage(nn.Module):
         for layer in self.layers if not self.order else ():
             out = layer(x, p)
             x = layer.merge(x, out) if hasattr(layer, "merge") else out  # of several streams one has changed
-        return self.head(x, p) if self.head is not None else x
+        return x

@@ -33,6 +33,8 @@ from meshwright.spec.layers import Block, Dense
 from meshwright.spec.model import Model
 from meshwright.spec.routing import Routing
 from meshwright.spec.workload import FROZEN_BYTES, Lora, Train
+from meshwright.sync.policy import read
+from meshwright.sync.taught import TAUGHT
 
 
 class Segment(NamedTuple):
@@ -377,6 +379,9 @@ class HeadModule(nn.Module):
         if tied is None:
             name = names.embedding if model.tied_embeddings else f"{names.head}.weight"
             self.weight = table(shared, name)
+        #: Heads that learn what those of neighbours predict.
+        told = read(shared.plan.sync.policy).taught
+        self.taught = nn.ParameterList(table(shared, f"{TAUGHT}{k}.weight") for k in range(told.heads if told else 0))
         rows, self.first, self.valid = vocab_rows(shared)
         self.bias = None
         if model.head.bias:
@@ -386,11 +391,18 @@ class HeadModule(nn.Module):
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """[S, b, this rank's columns] of hidden states; columns of padding are minus infinity."""
-        shared = self.shared
-        x = x if self.norm is None else self.norm(x)
-        weight = self._tied[0].weight if self._tied else self.weight
-        out = shared.enter(x, weight)
-        out = out if self.bias is None else out + self.bias
+        return self.projected(self.normed(x))
+
+    def normed(self, x: torch.Tensor) -> torch.Tensor:
+        """The hidden states that are projected."""
+        return x if self.norm is None else self.norm(x)
+
+    def projected(self, x: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
+        """The logits of normed hidden states, by the head's own weight and bias or by another `weight`."""
+        shared, bias = self.shared, self.bias if weight is None else None
+        own = self._tied[0].weight if self._tied else self.weight
+        out = shared.enter(x, own if weight is None else weight)
+        out = out if bias is None else out + bias
         if cap := shared.model.numerics.logit_cap:
             out = torch.tanh(out / cap) * cap
         if self.valid < out.shape[-1]:

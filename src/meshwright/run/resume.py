@@ -35,8 +35,6 @@ def wanted_of(out: str, plan: str, trainer: Trainer) -> tuple[list[TensorPiece],
     before, replicas = known.get("sync", "step"), known.get("replicas", 1)
     same = replicas == trainer.rounds.replicas
     goes_on = same and (before == trainer.plan.sync.policy or replicas == 1)
-    if read(before).meets and not goes_on:
-        return _mean_of(trainer, replicas)
     joined, common = known.get("joined", True), in_common(read(before))
     if read(before).differing_models and not (same and before == trainer.plan.sync.policy):
         raise MeshwrightError.one(
@@ -46,6 +44,8 @@ def wanted_of(out: str, plan: str, trainer: Trainer) -> tuple[list[TensorPiece],
             place=f"--resume {out}",
             help=f"go on with sync={before} and {replicas} replicas",
         )
+    if read(before).meets and not goes_on:
+        return _mean_of(trainer, replicas)
     if not (joined or common or (same and before == trainer.plan.sync.policy)):
         raise MeshwrightError.one(
             "Y004",

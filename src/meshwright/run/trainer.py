@@ -14,7 +14,6 @@ import torch
 from meshwright.assign.groups import GroupCosts
 from meshwright.assign.packing import shape
 from meshwright.lower import order
-from meshwright.lower.waves import rows
 from meshwright.plan import Plan
 from meshwright.plan.facets.sequence import STATIC
 from meshwright.plan.slices import Portions, own_plan
@@ -33,6 +32,7 @@ from meshwright.run.exchanges import Types, begin_alike, built, exchanges_of, fr
 from meshwright.run.groups import GroupRow, GroupRows, round_passes
 from meshwright.run.helper import Helper
 from meshwright.run.hot import HotChoice
+from meshwright.run.lessons import Lessons
 from meshwright.run.links import Link
 from meshwright.run.lora.base import Base
 from meshwright.run.mesh import ProcessMesh
@@ -186,6 +186,7 @@ class Trainer:
         connect([*self.pipeline.edges(), *itertools.chain(*links)], mesh.rank, mesh.device)
         self.rotary = rotaries(self.positions, model, types.compute)
         self.helper = Helper(self) if mesh["dp"].index >= plan.trainers else None
+        self.lessons = Lessons.of(self)
         self.adversary: Adversary | None = None
         if train.adversarial:
             self._oppose(train.adversarial)
@@ -244,20 +245,6 @@ class Trainer:
         length = self.shape.row_tokens // layout.cp // (layout.tp if layout.sp else 1)
         sizes = (length, self.shape.together, self.model.hidden)
         return torch.empty(sizes, dtype=self.types.compute, device=self.mesh.device)
-
-    def rows(self) -> tuple[int, ...] | None:
-        """The rows of a global batch that this data-parallel rank takes, in the order of its microbatches; None for
-        the usual ones, as many on every rank and those next to each other."""
-        size, counts, at = self.shape.together, self.portions.counts, self.mesh["dp"].index
-        if counts:
-            sizes = self.portions.rows or (size,) * len(counts)
-            first = sum(count * rows for count, rows in zip(counts[:at], sizes))
-            return tuple(range(first, first + counts[at] * sizes[at]))
-        if not self.places.plan.several:
-            return None
-        count = self.plan.num_microbatches(self.train.global_batch)
-        dp = self.mesh["dp"]
-        return tuple(row for m in range(count) for row in rows(dp.size, size, dp.index, m))
 
     def _final(self, stage: int) -> None:
         for exchange in self.exchanges:
@@ -354,7 +341,11 @@ class Trainer:
         self.biases.begin()
         self.heat.begin()
         every = passes if self.adversary is None else self.adversary.both(passes)
+        if self.lessons is not None:
+            self.lessons.begin()
         total = self.pipeline.run(every) if self.helper is None else self.helper.sums()
+        if self.lessons is not None:
+            self.lessons.learn()
         for one in self.coded:
             one.advance()
         if self.adversary is not None and following is not None:

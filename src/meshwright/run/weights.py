@@ -30,6 +30,7 @@ from meshwright.run.mesh import AxisGroup
 from meshwright.run.new_folder import new_folder, refuse
 from meshwright.run.pieces import Parameter, Part, TensorPiece
 from meshwright.spec.architecture import Model
+from meshwright.sync.taught import TAUGHT
 
 #: The file by which torch's distributed checkpoints are known.
 DISTRIBUTED = ".metadata"
@@ -229,7 +230,7 @@ def export_weights(
     shard_bytes: int = SHARD_BYTES,
 ) -> Path:
     """Write the parameters of a checkpoint as published weights, in this process alone and one tensor at a time. What
-    else is in the checkpoint is not looked at.
+    else is in the checkpoint is not looked at, nor are heads that no published model has.
 
     `dtype`: the type to convert to, None = as they are. `config`: the model's ``config.json``, written beside them.
 
@@ -242,7 +243,9 @@ def export_weights(
     """
     reader, folder = CheckpointReader(find(checkpoint)), Path(folder)
     refuse(folder)
-    parameters = tuple(entry for entry in reader.index.entries if entry.state == "param")
+    taught = {i for i, one in enumerate(reader.index.layouts) if any(p.name.startswith(TAUGHT) for p in one.parts)}
+    known = (entry for entry in reader.index.entries if entry.layout not in taught)
+    parameters = tuple(entry for entry in known if entry.state == "param")
     reader.index = msgspec.structs.replace(reader.index, entries=parameters)
     wrong = reader.wrong()
     if wrong:

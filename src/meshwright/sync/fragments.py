@@ -48,6 +48,8 @@ VECTOR, HEADED = "vector", "headed"
 #: What is made of gradients in place of their sum: Lion's updates, of whose signs the copies keep a ballot; the sign of
 #: what gathers; what they differ from those at a point at which all know the sum.
 LION, SIGN, REFERENCE = "lion", "sign", "reference"
+#: What the heads of a replica predict of public text, which goes to those who learn it.
+PREDICTIONS = "predictions"
 #: Slopes of the loss along directions, a byte each; what takes them, in place of an optimizer with gradients.
 SLOPES, PROJECTED = "slopes", "projected"
 
@@ -292,6 +294,21 @@ def slopes(plan: Plan) -> Fragment:
     among = Among("data", replicas)
     return Fragment(
         what=GATHERED, units=(-1, -1), kind="", num_elements=replicas, element_bytes=1, shard=among, apply=PROJECTED
+    )
+
+
+def predictions(plan: Plan, policy: SyncPolicy, num_bytes: int) -> Fragment:
+    """The predictions of a replica of public text, so many bytes, which its neighbours on the graph get."""
+    among = Among("dp", plan.layout.dp)
+    return Fragment(
+        what=PREDICTIONS,
+        units=(-1, -1),
+        kind="",
+        num_elements=num_bytes,
+        element_bytes=1,
+        replica=among,
+        mix=Mix(graph=policy.group),
+        apply="passes",
     )
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from meshwright.sync.paths import ModulePaths
     from meshwright.sync.pruning import Pruning
     from meshwright.sync.rules import SyncRule
+    from meshwright.sync.taught import Taught
 
 #: The rule of a plan that says none: gradients are exchanged in every step.
 USUAL = "step"
@@ -125,7 +126,7 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
     are in scales that replicas share. ``own_data``: each replica has a run of the text that no other has,
     ``own_heads``: and a head. ``paths``: models of replicas are made of modules, and sequences are routed to them.
     ``pruning``: clients train what a mask keeps. ``mix``: how those that meet take what they hear, where it is no mean;
-    ``clocks``: when each steps, and which two meet.
+    ``clocks``: when each steps, and which two meet. ``taught``: heads learn what those of neighbours predict.
     The ``rule`` that chose them has ``values`` for its ``options`` (and
     the codec's, the combine's and the graph's), by name.
     """
@@ -155,6 +156,7 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
     pruning: Pruning | None = None
     mix: Mix | None = None
     clocks: Clocks | None = None
+    taught: Taught | None = None
 
     def __getitem__(self, option: str) -> Any:
         return self.values[option]
@@ -254,7 +256,7 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def differing_models(self) -> bool:
         """Whether replicas have parameters that others never get."""
-        return self.paths is not None or self.own_heads
+        return self.paths is not None or self.own_heads or self.taught is not None
 
     @property
     def copies(self) -> int:

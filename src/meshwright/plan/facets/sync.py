@@ -12,6 +12,7 @@ from meshwright.plan.facet import EXCHANGE, KEYED, STRUCTURE, Facet, Field, Form
 from meshwright.spec.workload import LAYERWISE, OVER_BATCHES
 from meshwright.sync import policy, rounds
 from meshwright.sync.record import USUAL
+from meshwright.sync.taught import unteachable
 
 if TYPE_CHECKING:
     from meshwright.plan.record import Plan
@@ -76,6 +77,9 @@ def _wrong(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator
         yield Diagnostic(code="Y003", message=message, place=f"plan.sync.policy = {said.text}", help=help)
     if said.paths is not None:
         yield from _unrouted(said, train)
+    for at, why, help in unteachable(plan, model, train, said.taught) if said.taught is not None else ():
+        message = f"sync={said.rule.name} has heads learn what neighbours predict of public text: {why}"
+        yield Diagnostic(code="Y003", message=message, place=f"plan.{at}", help=f"{help}, or another sync")
     yield from rounds.impossible(plan, model, said)
 
 

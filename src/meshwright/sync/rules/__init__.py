@@ -44,6 +44,7 @@ MODULES = [
     "meshwright.sync.rules.gossip",
     "meshwright.sync.rules.admm",
     "meshwright.sync.rules.dadao",
+    "meshwright.sync.rules.mhd",
     "meshwright.sync.rules.dedloc",
 ]
 """The files that define rules, each as ``RULES``: a new rule is a file and its name here."""

@@ -1,0 +1,92 @@
+"""Multi-headed distillation between real processes: every replica by hand in float64, bytes, checkpoints."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+
+from meshwright.answer.predict import simulate
+from meshwright.cost import standard
+from meshwright.errors import MeshwrightError
+from meshwright.plan import parse
+from meshwright.run.data.corpus import Corpus
+from meshwright.run.loop import taught_on
+from meshwright.run.weights import export_weights
+from meshwright.spec.cluster import load
+from meshwright.spec.workload import Train
+from meshwright.sync.groups import graph
+from meshwright.sync.policy import read
+from tests.run import local, rounds, taught
+from tests.run.processes import launch
+from tests.run.small import differences, llama
+
+MODEL = llama(layers=1, hidden=16, heads=2, kv_heads=1, vocab=31, ffn=24)
+PAIR, RING = ((1,), (0,)), ((1, 3), (0, 2), (1, 3), (0, 2))
+
+
+@pytest.mark.parametrize(
+    ["neighbours", "words"],
+    [
+        (PAIR, {"heads": 1, "aux": 1.0, "embed": 0.0, "top": 0}),
+        (PAIR, {"heads": 3, "aux": 0.5, "embed": 0.7, "top": 4}),
+        (RING, {"heads": 2, "aux": 3.0, "embed": 1.0, "top": 0}),
+    ],
+)
+def test_every_replica_learns_what_neighbours_predict_as_by_hand(neighbours, words):
+    many, last = len(neighbours), 3
+    train = Train(global_batch=2 * many, seq_len=8, dtype="fp32")
+    said = ",".join(f"{name}={value}" for name, value in words.items())
+    got = launch(many, taught.trained, MODEL, f"dp{many} mb1 sync=mhd:public=0.2,{said}", train, last)
+    (wanted,) = launch(1, taught.by_hand, MODEL, train, last, neighbours, words)
+    for (losses, state, _), (seen, theirs, heads) in zip(got, wanted, strict=True):
+        for ours, one in zip(losses, seen, strict=True):
+            assert ours == pytest.approx(one, rel=1e-10)
+        mine = local.whole([state], "param")
+        for k, head in enumerate(heads):
+            assert torch.allclose(mine.pop(f"taught_heads.{k}.weight"), head, rtol=1e-9, atol=1e-12)
+        assert max(differences(mine, local.whole([theirs], "param")).values()) <= 1e-9
+    ends = [local.whole([state], "param")["model.embed_tokens.weight"] for _, state, _ in got]
+    assert not torch.allclose(ends[0], ends[1])
+
+
+@pytest.mark.parametrize(["met", "top", "embed"], [("ring", 0, 1), ("static-exponential", 3, 0)])
+def test_bytes_that_a_rank_sends_are_the_predicted_ones(met, top, embed):
+    text, steps = f"dp4 mb1 sync=mhd:public=0.2,graph={met},top={top},embed={embed}", 2
+    train = Train(global_batch=8, seq_len=8, dtype="fp32")
+    where = parse(text)
+    run = simulate(where, MODEL, load("4xh100"), train, standard())
+    (move,) = [move for program in run.lowered.programs for move in program.moves]
+    each = 8 * 2 * (3 * (4 + 4) if top else 31 * 4) + 8 * 16 * 4 * embed
+    heard = len(graph(met, 4).turns[0][0])
+    assert move.num_bytes == each and move.group.fan == heard
+    for _, _, sent in launch(4, taught.trained, MODEL, text, train, steps, local.FP32):
+        assert sent == [("neighbours", each * heard)] * steps
+
+
+def test_training_goes_on_from_a_checkpoint_with_the_heads_of_every_replica(tmp_path):
+    train = Train(global_batch=4, seq_len=8, dtype="fp32")
+    text = "dp2 mb1 sync=mhd:public=0.2,embed=0.5"
+    for on, again in launch(2, rounds.resumed, MODEL, text, train, tmp_path, 2):
+        assert on[0] == again[0]
+        assert [one[:4] for one in on[1]] == [one[:4] for one in again[1]]
+        assert all(torch.equal(a[4], b[4]) for a, b in zip(on[1], again[1]))
+        assert sum("taught_heads" in one[1][0] for one in on[1]) == 2 * 3  # each with its two moments
+    names = safe_open(export_weights(tmp_path, tmp_path / "published") / "model.safetensors", "pt").keys()
+    assert names and not any("taught_heads" in name for name in names)
+
+
+def test_the_last_share_of_a_text_is_public_and_replicas_share_out_the_rest():
+    tokens = np.arange(8 * 16 + 1)
+    said = {"largest": 200, "seq_len": 16, "global_batch": 2, "boundaries": False}
+    corpus = Corpus(tokens=tokens, starts=np.zeros(1, np.int64), **said)
+    trainer = SimpleNamespace(
+        rounds=SimpleNamespace(policy=read("mhd:public=0.3")), lessons=SimpleNamespace(rows=1, text=None)
+    )
+    own = taught_on(trainer, corpus)
+    seen = [trainer.lessons.text(step).tokens for step in range(2)]
+    assert len(own.tokens) == 129 - 38 and sorted(int(one[0, 0]) for one in seen) == [91, 107]  # a row each, in turn
+    trainer.rounds.policy = read("mhd:public=0.01")
+    with pytest.raises(MeshwrightError, match="no public part"):
+        taught_on(trainer, corpus)
