@@ -8,8 +8,7 @@ import torch
 from meshwright.plan import parse
 from meshwright.run.dual import PricedMean, noise
 from meshwright.run.mesh import alone, build
-from meshwright.run.pieces import Parameter, Part
-from meshwright.run.sync import HeldElements
+from meshwright.run.pieces import HeldElements, Parameter, Part
 from meshwright.run.trainer import Trainer
 from meshwright.spec.workload import Train
 from meshwright.sync.fragments import Among, Fragment

@@ -15,8 +15,7 @@ from meshwright.run.mesh import ProcessMesh, members
 from meshwright.run.mixing import HEARD, KNOWN, MixedMean
 from meshwright.run.optimizer import Optimizer
 from meshwright.run.outer import ARRIVED, MOMENTUM, OWN, OuterStep
-from meshwright.run.pieces import JUDGED, ROUTE, TensorPiece
-from meshwright.run.sync import HeldElements
+from meshwright.run.pieces import JUDGED, ROUTE, HeldElements, TensorPiece
 from meshwright.run.ticking import MOMENTA, Ticking, TickingValues
 from meshwright.sync.fragments import MOMENTS, PARAMETERS, Fragment
 from meshwright.sync.record import Outer, SyncPolicy

@@ -13,8 +13,8 @@ from meshwright.run.host_memory import HostLink, HostMemory
 from meshwright.run.host_update import HostUpdates
 from meshwright.run.model import Stage
 from meshwright.run.moments import Moments, moments_on
+from meshwright.run.pieces import HeldElements
 from meshwright.run.saved import SavedTensors
-from meshwright.run.sync import HeldElements
 from meshwright.schedules.actions import Actions
 
 

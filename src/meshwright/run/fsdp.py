@@ -25,10 +25,9 @@ from torch.distributed.tensor import DTensor
 from meshwright.run.collect import all_gather_single, reduce_scatter_single
 from meshwright.run.mesh import AxisGroup, ProcessMesh
 from meshwright.run.model import Stage
-from meshwright.run.pieces import TensorPiece
+from meshwright.run.pieces import HeldElements, TensorPiece
 from meshwright.run.record import recorder
 from meshwright.run.shards import Run, ShardCode
-from meshwright.run.sync import HeldElements
 from meshwright.sync.fragments import GATHERED
 from meshwright.sync.scoped import FAR, NEAR
 

@@ -16,9 +16,8 @@ import torch.distributed as dist
 
 from meshwright.run.agree import share
 from meshwright.run.mesh import AxisGroup
-from meshwright.run.pieces import Parameter
+from meshwright.run.pieces import HeldElements, Parameter
 from meshwright.run.record import recorder
-from meshwright.run.sync import HeldElements
 
 #: The share of a weight's norm that LARS steps by (its trust coefficient), and its momentum.
 TRUST, MOMENTUM = 0.001, 0.9

@@ -19,9 +19,8 @@ from meshwright.run.codecs import on_tensors
 from meshwright.run.coded import drawn_seed
 from meshwright.run.mesh import AxisGroup, ProcessMesh
 from meshwright.run.outer import ARRIVED
-from meshwright.run.pieces import TensorPiece
+from meshwright.run.pieces import HeldElements, TensorPiece
 from meshwright.run.record import recorder
-from meshwright.run.sync import HeldElements
 from meshwright.sync.codecs import codec
 from meshwright.sync.fragments import Fragment
 from meshwright.sync.groups import Turn, graph

@@ -15,7 +15,7 @@ import torch
 
 from meshwright.plan.facets.offload import Offload
 from meshwright.run.drives import Buffer, Drives, FileSlot
-from meshwright.run.sync import HeldElements
+from meshwright.run.pieces import HeldElements
 
 #: State of a held piece by name.
 State = dict[str, torch.Tensor]

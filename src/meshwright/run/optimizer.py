@@ -17,11 +17,10 @@ from meshwright.run.layerwise import BETAS, Lamb, Lars, Matrices
 from meshwright.run.lion import Lion
 from meshwright.run.mesh import AxisGroup
 from meshwright.run.moments import Moments
-from meshwright.run.pieces import TensorPiece
+from meshwright.run.pieces import HeldElements, TensorPiece
 from meshwright.run.record import recorder
 from meshwright.run.scaled import Scaled
 from meshwright.run.settings import Settings
-from meshwright.run.sync import HeldElements
 from meshwright.spec.workload import LAYERWISE
 from meshwright.sync.record import SharedScales, SyncPolicy
 

@@ -61,6 +61,22 @@ class Parameter(NamedTuple):
     parts: tuple[Part, ...]
 
 
+class HeldElements(NamedTuple):
+    """Elements [start, stop) of a parameter that this rank's optimizer updates: ``master`` 1-D, its ``gradient``
+    after the exchange, and on how many ranks of the job they are (``copies``)."""
+
+    parameter: Parameter
+    start: int
+    stop: int
+    master: torch.Tensor
+    gradient: torch.Tensor
+    copies: int
+    decays: bool
+    owner: bool
+    #: The gradient where the master is, in the memory of a host that updates it; None where that is the device.
+    arrived: torch.Tensor | None = None
+
+
 class TensorPiece(NamedTuple):
     """Elements [``start``, ``stop``) of the flattened local tensor of ``parameter``, of the state ``key``
     (``param``, ``exp_avg``, ``exp_avg_sq``): ``values`` is the live 1-D tensor of stop - start elements.

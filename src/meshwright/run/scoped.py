@@ -22,9 +22,9 @@ from meshwright.run.collect import all_gather_single, reduce_scatter_single
 from meshwright.run.fsdp import About, Gathering, fsdp_parameters, local_values, runs_of, sharded_units, sum_parts
 from meshwright.run.mesh import AxisGroup, ProcessMesh
 from meshwright.run.model import Stage
+from meshwright.run.pieces import HeldElements
 from meshwright.run.record import recorder
 from meshwright.run.shards import Run, ShardCode
-from meshwright.run.sync import HeldElements
 from meshwright.sync.fragments import GRADIENTS
 from meshwright.sync.scoped import GRADIENT_SHARD, OPTIMIZER_SHARD, WEIGHT_SHARD
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from meshwright.run.collect import all_reduce
 from meshwright.run.mesh import AxisGroup
-from meshwright.run.sync import HeldElements
+from meshwright.run.pieces import HeldElements
 from meshwright.spec.model import Model
 
 

@@ -23,9 +23,9 @@ from meshwright.run.divided import DividedSum
 from meshwright.run.host_memory import HostLink
 from meshwright.run.host_update import HostMaster
 from meshwright.run.mesh import AxisGroup, ProcessMesh
-from meshwright.run.pieces import Parameter, TensorPiece
+from meshwright.run.pieces import HeldElements, TensorPiece
 from meshwright.run.record import recorder
-from meshwright.run.referenced import ReferencedSum
+from meshwright.run.referenced_sum import ReferencedSum
 from meshwright.run.shards import Awaited, Run, ShardCode
 from meshwright.run.sink import GradientSink, hand_over
 from meshwright.run.turns import InPieces, PieceTurns
@@ -35,22 +35,6 @@ from meshwright.sync.record import NO_CODEC
 
 #: Parts of a model whose gradients are looked at apart.
 PARTS = ("embedding", "blocks", "head")
-
-
-class HeldElements(NamedTuple):
-    """Elements [start, stop) of a parameter that this rank's optimizer updates: ``master`` 1-D, its ``gradient``
-    after the exchange, and on how many ranks of the job they are (``copies``)."""
-
-    parameter: Parameter
-    start: int
-    stop: int
-    master: torch.Tensor
-    gradient: torch.Tensor
-    copies: int
-    decays: bool
-    owner: bool
-    #: The gradient where the master is, in the memory of a host that updates it; None where that is the device.
-    arrived: torch.Tensor | None = None
 
 
 class Where(NamedTuple):

@@ -13,9 +13,8 @@ import torch
 import torch.distributed as dist
 
 from meshwright.run.mesh import ProcessMesh
-from meshwright.run.pieces import TensorPiece
+from meshwright.run.pieces import HeldElements, TensorPiece
 from meshwright.run.record import recorder
-from meshwright.run.sync import HeldElements
 from meshwright.sync.clocks import ClockConstants, Clocks
 from meshwright.sync.fragments import Fragment
 
