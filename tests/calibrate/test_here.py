@@ -4,9 +4,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from meshwright.answer.predict import predict
 from meshwright.answer.rank_memory import rank_memory
 from meshwright.calibrate import here
 from meshwright.causes import CAUSE
+from meshwright.cli import main
 from meshwright.cost.chain import EXTRAPOLATED, Costs
 from meshwright.cost.framework import Framework, frameworks
 from meshwright.cost.measured import GridTable, MeasuredLink
@@ -17,6 +19,7 @@ from meshwright.lower.entry import Entry
 from meshwright.plan import parse
 from meshwright.run import bench
 from meshwright.run.bench import operators as bench_operators
+from meshwright.run.bench import store as bench_kept
 from meshwright.simulate.cores import processor_seconds
 from meshwright.simulate.layer import cost
 from meshwright.simulate.step import simulate
@@ -278,6 +281,53 @@ def test_how_sure_a_profile_is_comes_from_models_that_it_was_not_fitted_to():
     assert found.framework.step_sigma > 0.6 / 3 and in_sample < found.framework.step_sigma
     alone = here.fit(machine([_pass(bench.FULL.layers[0], *times[0], optimizer=0.0)]))
     assert "no second model" in alone.framework.source
+
+
+def contradicted():
+    """A machine on which every other model takes six times as long as its kernels."""
+    empty = machine([_pass(layer) for layer in bench.FULL.layers])
+    known = Framework(name="x", elementwise_passes=1.0, host_us_per_kernel=30.0, host_us_per_pass=0.0)
+    link = MeasuredLink(msgspec.structs.replace(here.tables(empty), operators=here.tables(machine()).operators))
+    times = here._times(empty, here._one(empty), link, known).reshape(-1, 3)
+    times[::2] *= 6
+    passes = [_pass(layer, *t, optimizer=0.0) for layer, t in zip(bench.FULL.layers, times.tolist(), strict=True)]
+    return msgspec.structs.replace(machine(passes), pace={"product": [1e-3, 1.2e-3], "copy": [2e-3, 2e-3]}, made=86400)
+
+
+def test_a_profile_that_models_left_out_contradict_is_not_written_unless_it_is_kept_anyway(
+    at_home, monkeypatch, capsys
+):
+    begun = []
+
+    def measured(*, file, **_):
+        found = bench_kept.KeptParts(file, {"machine": "test"})
+        found.part("all", lambda: begun.append(1) or 1)
+        return contradicted()
+
+    monkeypatch.setattr(bench, "measure", measured)
+    assert main(["calibrate", "--here"]) == 1
+    said = capsys.readouterr()
+    assert "! not to be believed: the time of models that the fit did not see is off by" in said.out
+    assert "the same product and copy took +20% in the slowest round" in said.out
+    assert "error[K016]" in said.err and "--anyway" in said.err and str(at_home) in said.err
+    assert [f.name for f in at_home.iterdir()] == ["here.part.json"]
+    # what was refused is measured anew, or kept as it is
+    assert main(["calibrate", "--here"]) == 1 and len(begun) == 2
+    assert main(["calibrate", "--here", "--anyway"]) == 0 and len(begun) == 2
+    assert {f.name for f in at_home.iterdir()} == {"here.json", "here.toml", "framework.toml"}
+    assert frameworks()[here.FRAMEWORK].flagged
+    assert main(["calibrate", "--data", str(at_home), "--anyway"]) == 2
+
+
+def test_a_prediction_of_this_machine_says_when_it_was_measured_and_at_which_pace(at_home):
+    known = machine([_pass(layer) for layer in bench.FULL.layers])
+    for made, pace in ((0, {}), (86400, {"product": [1e-3, 1.2e-3], "copy": [2e-3, 2e-3]})):
+        here.write(msgspec.structs.replace(known, made=made, pace=pace), at_home)
+        found = predict(MODEL, load("1xhere"), TRAIN, parse("dp1 mb1"), detail=False)
+        assert any("measurements of this machine, 1970-01-02 00:00 UTC" in w for w in found.warnings) == bool(made)
+        assert found.timeline.records.get("pace", {}).get("product", [0]) == ([1.1e-3] if made else [0])
+    other = predict(MODEL, load("1xh100"), TRAIN, parse("dp1 mb1"), detail=False)
+    assert "pace" not in other.timeline.records
 
 
 def test_bytes_kept_for_a_backward_and_held_by_a_rank_are_the_measured_ones(at_home):

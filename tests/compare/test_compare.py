@@ -237,3 +237,37 @@ def test_a_run_is_judged_by_all_its_steps_after_the_warm_up_whether_their_spans_
     assert tokens.measured == pytest.approx(16 * 4096 / 6.5)
     assert mfu.measured == pytest.approx(predicted.mfu * predicted.step_time_s / 6.5)
     assert compare(predicted.timeline, measured).rates == ()
+
+
+def at(timeline, **seconds):
+    """The timeline with what the reference probe took."""
+    return msgspec.structs.replace(timeline, records={"pace": {name: np.array([s]) for name, s in seconds.items()}})
+
+
+def test_a_machine_that_is_slower_than_when_it_was_calibrated_is_told_with_the_error_at_its_pace_of_then():
+    """By hand: a product takes 1.3 times as long and a copy 1.1 times, 1.2 in the mean, and so does every task."""
+    timeline = answer("pp4 dp2 mb1 1f1b zero1").timeline
+    rebuilt = typical(timeline)
+    measured = timed(rebuilt, np.array([1.2 * t.seconds for t in rebuilt.tasks]))
+    then = at(timeline, product=1.0, copy=2.0, made="2026-01-01 00:00 UTC")
+    c = compare(then, at(measured, product=1.3, copy=2.2, share=0.6))
+    assert c.pace.slower == pytest.approx(1.2) and c.pace.drifted
+    assert c.step_time_s.error == pytest.approx(1 / 1.2 - 1) and c.at_pace.error == pytest.approx(0, abs=1e-9)
+    (said,) = compare_text.drifted(c)
+    assert said.startswith(
+        "this machine is now 1.20 times slower than when it was calibrated, 2026-01-01 00:00 UTC (times as long as "
+        "then: a matrix product 1.30, a copy 1.10; other work had its cores for 40% of the time)"
+    )
+    assert "its error would be" in said and "instead of -16.7%" in said and said in compare_text.remarks(c)
+    assert c.to_json()["pace"]["slower"] == pytest.approx(1.2)
+    # within the probe's own noise nothing is said, and nothing where either side does not say
+    assert compare_text.drifted(compare(then, at(measured, product=1.1, copy=2.1))) == []
+    assert compare(then, measured).pace is None and compare(then, then).pace is None
+    faster = compare(then, at(measured, product=0.8, copy=1.6))
+    assert "1.25 times faster" in compare_text.drifted(faster)[0]
+
+
+def test_the_pace_of_a_run_is_in_its_trace(tmp_path):
+    timeline = at(answer("pp4 dp2 mb1 1f1b zero1").timeline, product=1.25e-3, copy=2.0, share=1.0)
+    trace.write(timeline, tmp_path / "t.json.gz")
+    assert trace.read(tmp_path / "t.json.gz").records["pace"]["product"].tolist() == [1.25e-3]

@@ -1,6 +1,7 @@
 """Measuring this machine: every operator that is timed runs, and a small round becomes a profile that predicts."""
 
 import os
+import time
 
 import msgspec
 import pytest
@@ -10,8 +11,9 @@ from meshwright.answer.rank_memory import rank_memory
 from meshwright.calibrate import here
 from meshwright.cost import framework, load_framework, measured, standard
 from meshwright.plan import parse
-from meshwright.run import bench
+from meshwright.run import bench, environment
 from meshwright.run.bench import operators as bench_operators
+from meshwright.run.bench import pace
 from meshwright.run.bench import store as bench_kept
 from meshwright.run.bench.clock import BenchClock, mean
 from meshwright.run.environment import only_cores
@@ -226,3 +228,22 @@ def test_what_products_lose_beside_an_exchange_is_a_share(monkeypatch):
     found = start(bench._slowdown, num_ranks=2, device="cpu")
     assert 0.0 <= found <= 1.0
     assert bench._slowdown(LONE) == 0.0  # nobody to exchange with
+
+
+def test_the_reference_probe_times_a_product_and_a_copy_on_a_thread_each_in_about_a_second(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    begun, seen = time.perf_counter(), []
+    real = pace.start
+
+    def counted(function, *args, **more):
+        seen.append((environment.num_threads(), more["num_ranks"]))
+        return real(function, *args, **more)
+
+    monkeypatch.setattr(pace, "start", counted)
+    found = pace.now("cpu", 1)
+    assert set(found) == {"product", "copy", "share"} and all(value > 0 for value in found.values())
+    assert found["share"] <= 1.05 and time.perf_counter() - begun < 10
+    assert seen == [(1, 1)] and environment.num_threads() == 2
+    monkeypatch.setenv("RANK", "0"), monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("MASTER_ADDR", "x"), monkeypatch.setenv("MASTER_PORT", "1")
+    assert pace.now("cpu", 1) is None  # a launcher's process starts no others

@@ -17,7 +17,7 @@ from meshwright.answer.metrics import Metric, TrainMetrics
 from meshwright.answer.outlook import money, training_run
 from meshwright.answer.pools import pool_shares
 from meshwright.answer.prediction import Money, Prediction, RankMemory, RoundTimes, TrainingRun
-from meshwright.answer.provenance import assumptions, cautions, identity, warnings
+from meshwright.answer.provenance import assumptions, cautions, identity, warnings, with_pace
 from meshwright.answer.rank_memory import dynamic_copies, rank_memory
 from meshwright.answer.replan import replanned
 from meshwright.answer.sensitivity import sensitivities
@@ -116,6 +116,7 @@ def predict(
     split = split if batches is None else with_unequal(split, batches)
     split = split if varied is None else with_waiting(split, varied)
     draws, rounds = interval_draws(even) * (step / even.step_time_s), _round(run)
+    timeline = with_pace(timeline, cluster)
     within = interval(draws, step)
     job = world if world is not None and world.of_job and run.swarm is None else None
     bill = money(cluster, plan, train, step, useful=useful)

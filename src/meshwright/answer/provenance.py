@@ -6,11 +6,13 @@ import hashlib
 from collections.abc import Iterator
 
 import msgspec
+import numpy as np
 
 from meshwright import schedules
 from meshwright.answer.prediction import Assumption
-from meshwright.cost import Costs, Framework
+from meshwright.cost import Costs, Framework, measured
 from meshwright.cost.chain import EXTRAPOLATED
+from meshwright.cost.measured import MeasuredTables
 from meshwright.cost.roofline import SCAN_OF_PEAK, TYPICAL_OF_BEST, efficiency, peak_flops, supports
 from meshwright.graph import TaskGraph
 from meshwright.lower import Lowered
@@ -24,7 +26,7 @@ from meshwright.spec.hardware import Device, source_of
 from meshwright.spec.model import Model
 from meshwright.spec.network_bill import network_bill
 from meshwright.spec.workload import Train
-from meshwright.timeline import Identity
+from meshwright.timeline import Identity, Timeline
 from meshwright.version import VERSION
 from meshwright.work import AttentionCore, Collective, Gemm, GroupedGemm, Scan
 
@@ -349,12 +351,40 @@ def cautions(
     return tuple(out)
 
 
+def _here(cluster: Cluster) -> MeasuredTables | None:
+    """The tables of this machine, where a cluster is of it alone."""
+    if any(island.device.name != "here" for island in cluster.islands):
+        return None
+    found = measured.link()
+    return None if found is None else found.tables
+
+
+def with_pace(timeline: Timeline, cluster: Cluster) -> Timeline:
+    """Return a timeline that says at which pace this machine was when its profile was made, where that predicts."""
+    tables = _here(cluster)
+    if tables is None or not tables.pace:
+        return timeline
+    columns = {name: np.array([seconds]) for name, seconds in tables.pace.items()} | {"made": np.array([tables.made])}
+    return msgspec.structs.replace(timeline, records=timeline.records | {"pace": columns})
+
+
+def _basis(costs: Costs, cluster: Cluster) -> str:
+    """The source of the costs, in words."""
+    tables = _here(cluster)
+    if tables is None or not tables.made:
+        return f"costs come from {costs.profile}, not from measurements of this system: read the interval"
+    return (
+        f"costs come from measurements of this machine, {tables.made}: whether it keeps that pace, a run says "
+        "(meshwright run)"
+    )
+
+
 def warnings(
     lowered: Lowered, costs: Costs, model: Model, cluster: Cluster, train: Train, plan: Plan
 ) -> tuple[str, ...]:
     """Return the warnings of a prediction, which a user should read before believing it."""
     out = []
-    out.append(f"costs come from {costs.profile}, not from measurements of this system: read the interval")
+    out.append(_basis(costs, cluster))
     if model.unknown_fields:
         out.append(f"the model's configuration has keys that were not understood: {', '.join(model.unknown_fields)}")
     out += [f"{model.name}: {note}" for note in model.notes]

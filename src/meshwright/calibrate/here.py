@@ -8,6 +8,7 @@ relative errors.
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,11 +18,13 @@ import numpy as np
 from meshwright.answer.intervals import LEAST_SIGMA
 from meshwright.answer.rank_memory import rank_memory
 from meshwright.atomic import write_bytes
+from meshwright.calibrate.server_report import DRIFT, unseen
 from meshwright.cost import measured
 from meshwright.cost.chain import Costs
 from meshwright.cost.framework import FORMAT_VERSION as FRAMEWORK_VERSION
 from meshwright.cost.framework import Framework, frameworks
 from meshwright.cost.measured import FORMAT_VERSION, GridTable, MeasuredLink, MeasuredTables
+from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.graph import KIND
 from meshwright.lower.residency import LOGITS
 from meshwright.lower.state import updated_bytes
@@ -60,13 +63,27 @@ GIVEN = (
 BEGUN_US = 20.0
 #: Times the linear model is built anew.
 ROUNDS = 4
+#: Models that are named where the fit cannot be believed, the worst first.
+WORST = 3
+
+
+class Disbelieved(MeshwrightError):
+    """A machine was measured, and what was fitted to it cannot be believed: exit code 1."""
+
+    exit_code = 1
 
 
 class MachineFit(msgspec.Struct, frozen=True, kw_only=True):
-    """The fitted profile, and for every timed model (what, measured seconds, predicted seconds)."""
+    """The fitted profile, and for every timed model (what, measured seconds, predicted seconds). ``left_out`` is by how
+    much the times of each model are off in the mean where it is left out of the fit, and ``doubts`` what keeps the
+    profile from being believed. ``drift`` is by how much longer the reference probe took in the slowest round than in
+    the fastest, as a share."""
 
     framework: Framework
     rows: tuple[tuple[str, float, float], ...]
+    left_out: dict[str, float] = {}
+    doubts: tuple[str, ...] = ()
+    drift: float = 0.0
 
     @property
     def mean_error(self) -> float:
@@ -99,6 +116,8 @@ def tables(machine: Machine) -> MeasuredTables:
         staging={what: of((scope.staged_bytes,), timed) for what, timed in machine.staging.items()},
         cores=machine.cores if machine.kind == "cpu" else 1,
         issued=machine.kind == "cpu",
+        pace={name: float(f"{np.median(seconds):.4g}") for name, seconds in machine.pace.items()},
+        made=f"{datetime.fromtimestamp(machine.made, UTC):%Y-%m-%d %H:%M} UTC" if machine.made else "",
     )
 
 
@@ -249,7 +268,10 @@ def fit(machine: Machine) -> MachineFit:
     names = [f"{_describe(p)} {which}" for p in machine.passes for which in ("forward", "backward", "step")]
     rows = tuple(zip(names, seen.tolist(), predicted.tolist(), strict=True))
     error = _rms(predicted / seen - 1)
-    left_out = _left_out(slopes / seen[:, None], (seen - origin) / seen, len(machine.passes))
+    errors = _left_out(slopes / seen[:, None], (seen - origin) / seen, len(machine.passes))
+    left_out = None if errors is None else _rms(errors)
+    apart = {} if errors is None else dict(zip(map(_describe, machine.passes), np.abs(errors).mean(1).tolist()))
+    doubts = unseen("the time", "model", apart) if apart else []
     whole = msgspec.structs.replace(
         at,
         title="Meshwright's executor on this machine",
@@ -261,20 +283,38 @@ def fit(machine: Machine) -> MachineFit:
         + ("no second model to leave out" if left_out is None else f"{left_out:.1%} with models left out")
         + "; context is what a rank holds beside its tensors; what exchanges cost the host is in their tables; "
         "communicators and slack of the allocator are not measured apart",
-        flagged=False,
+        flagged=bool(doubts),
     )
-    return MachineFit(framework=whole, rows=rows)
+    drift = max((max(seconds) / min(seconds) - 1 for seconds in machine.pace.values()), default=0.0)
+    return MachineFit(framework=whole, rows=rows, left_out=apart, doubts=tuple(doubts), drift=drift)
 
 
-def _left_out(slopes: np.ndarray, wanted: np.ndarray, models: int) -> float | None:
-    """Rms error of models that the constants were not fitted to, each left out in turn; rows are a model's together."""
+def report(found: MachineFit) -> list[str]:
+    """Return the fit as lines of text."""
+    lines = [
+        f"  {what:32s} {measured * 1e3:8.2f} ms measured {predicted * 1e3:8.2f} ms predicted "
+        f"{predicted / measured - 1:+7.1%}"
+        for what, measured, predicted in found.rows
+    ]
+    lines.append(f"  {found.framework.source}")
+    if found.drift > DRIFT:
+        lines.append(
+            f"! the same product and copy took {found.drift:+.0%} in the slowest round, against the fastest: the "
+            "machine's pace changed while it was measured, as where other work shares it. The profile is of the mean"
+        )
+    return lines + [f"! not to be believed: {one}" for one in found.doubts]
+
+
+def _left_out(slopes: np.ndarray, wanted: np.ndarray, models: int) -> np.ndarray | None:
+    """Relative errors [models, times] of models that the constants were not fitted to, each left out in turn; rows are
+    a model's together."""
     if models < 2:
         return None
     of, errors = np.arange(len(wanted)) // (len(wanted) // models), []
     for model in range(models):
         found = _least_squares(slopes[of != model], wanted[of != model])
         errors.append(slopes[of == model] @ found - wanted[of == model])
-    return _rms(np.concatenate(errors))
+    return np.array(errors)
 
 
 def _rms(errors: np.ndarray) -> float:
@@ -343,13 +383,30 @@ def _least_squares(slopes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     return out
 
 
-def write(machine: Machine, folder: Path) -> MachineFit:
-    """Write device, tables and framework profile; each file whole or not at all.
+def write(machine: Machine, folder: Path, *, found: MachineFit | None = None, anyway: bool = False) -> MachineFit:
+    """Write device, tables and framework profile; each file whole or not at all. `found` is their fit, made here where
+    it is left out.
 
     Raises:
+        Disbelieved: K016 where the fit cannot be believed, unless it is to be kept `anyway`: nothing is written.
         MeshwrightError: X104 when the folder cannot be written to.
     """
-    found = fit(machine)
+    found = found or fit(machine)
+    if found.doubts and not anyway:
+        worst = sorted(found.left_out.items(), key=lambda one: -one[1])[:WORST]
+        raise Disbelieved(
+            Diagnostic(
+                code="K016",
+                message=f"no profile: {'; '.join(found.doubts)}: "
+                + ", ".join(f"{model} {error:.0%}" for model, error in worst)
+                + (f"; the machine's pace changed by {found.drift:.0%} meanwhile" if found.drift > DRIFT else "")
+                + ". What is measured of small models does not follow from what was measured of their kernels, as "
+                "where other work took the cores from either",
+                place=str(folder),
+                help="measure again when the machine is quiet: meshwright calibrate --here; or keep this one, flagged "
+                "in what it predicts: the same command with --anyway",
+            )
+        )
     folder.mkdir(parents=True, exist_ok=True)
     f = found.framework
     profile = "\n".join(
@@ -359,7 +416,7 @@ def write(machine: Machine, folder: Path) -> MachineFit:
             f'title = "{f.title}"',
             *(f"{name} = {getattr(f, name)}" for name in (*FITTED, *GIVEN)),
             f'source = "{f.source}"',
-            "flagged = false",
+            f"flagged = {str(f.flagged).lower()}",
             "",
             "[defaults]",
             'params = "bf16"',
@@ -375,4 +432,4 @@ def write(machine: Machine, folder: Path) -> MachineFit:
     return found
 
 
-__all__ = ["MachineFit", "device_toml", "fit", "tables", "write"]
+__all__ = ["Disbelieved", "MachineFit", "device_toml", "fit", "report", "tables", "write"]

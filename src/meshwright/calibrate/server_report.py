@@ -111,16 +111,18 @@ def doubts(
         apart = {kind: abs(_apart(getattr(one, field))) for kind, one in checked.items() if getattr(one, field)[0]}
         if not apart:
             continue
-        mean, (worst, most) = float(np.mean(list(apart.values()))), max(apart.items(), key=lambda one: one[1])
-        if mean > MOST_OFF:
-            found.append(
-                f"{name} of probes that the fit did not see is off by {mean:.0%} in the mean (most {MOST_OFF:.0%})"
-            )
-        elif most > MOST_OFF_EACH:
-            found.append(
-                f"{name} of the probe {worst}, left out of the fit, is off by {most:.0%} (most {MOST_OFF_EACH:.0%})"
-            )
+        found += unseen(name, "probe", apart)
     return tuple(found + _outside(probes, profile))
+
+
+def unseen(what: str, kind: str, apart: dict[str, float]) -> list[str]:
+    """Return what keeps a fit from being believed whose `what` of each `kind` that it did not see is off by `apart`."""
+    mean, (worst, most) = float(np.mean(list(apart.values()))), max(apart.items(), key=lambda one: one[1])
+    if mean > MOST_OFF:
+        return [f"{what} of {kind}s that the fit did not see is off by {mean:.0%} in the mean (most {MOST_OFF:.0%})"]
+    if most > MOST_OFF_EACH:
+        return [f"{what} of the {kind} {worst}, left out of the fit, is off by {most:.0%} (most {MOST_OFF_EACH:.0%})"]
+    return []
 
 
 def _outside(probes: list[MadeProbe], profile: EngineProfile) -> list[str]:

@@ -49,6 +49,7 @@ class CalibrateOptions(msgspec.Struct, frozen=True, kw_only=True):
     few: options.text("COUNT", "With --device: learn its products' curves from so many of them.") = ""
     here: options.switch("Measure this machine instead, for --on 2xhere; minutes on a laptop.") = False
     quick: options.switch("With --here: fewer sizes and repeats, for small models; within a minute.") = False
+    anyway: options.switch("With --here: keep a profile that cannot be believed, flagged.") = False
     ranks: options.text(
         "COUNT", "With --here: collectives between up to so many processes; 8 if left out, 2 with --quick."
     ) = ""
@@ -85,6 +86,11 @@ def run(argv: list[str]) -> int:
         wrong.append(
             Diagnostic(code="K001", message="--quick says how much of this machine is measured, and nothing of it is",
                        place="--quick", help="say --here --quick, or leave --quick out")
+        )  # fmt: skip
+    if given.anyway:
+        wrong.append(
+            Diagnostic(code="K001", message="--anyway keeps a profile of this machine, and nothing of it is measured",
+                       place="--anyway", help="say --here --anyway, or leave --anyway out")
         )  # fmt: skip
     if given.few:
         from meshwright.cli.calibrate_few import run_few
@@ -152,6 +158,8 @@ def _here(given: CalibrateOptions, wrong: list[Diagnostic]) -> int:
 
     folder = Path(given.out) if given.out else catalog.measured_here()
     part = folder / PART
+    if bench_kept.is_refused(part) and not given.anyway:
+        bench_kept.forget(part)
     if found := bench_kept.num_kept(part):
         note(f"going on from an interrupted measurement: {found} of its parts are kept ({part})")
     scope = bench.QUICK if given.quick else bench.FULL
@@ -163,16 +171,19 @@ def _here(given: CalibrateOptions, wrong: list[Diagnostic]) -> int:
     except KeyboardInterrupt:
         note(f"parts that are kept: {bench_kept.num_kept(part)}; the same command goes on from there ({part})")
         raise
-    found = here.write(machine, folder)
-    bench_kept.forget(part)
-    if given.json:
-        print_json({"framework": found.framework, "rows": found.rows, "seconds": machine.seconds})
-    else:
+    found = here.fit(machine)
+    if given.json and not (found.doubts and not given.anyway):
+        print_json({"framework": found.framework, "rows": found.rows, "seconds": machine.seconds,
+                    "left_out": found.left_out, "doubts": found.doubts, "drift": found.drift})  # fmt: skip
+    elif not given.json:
         print(f"{machine.name}: {machine.cores} cores, measured in {machine.seconds:.0f} s")
-        for what, measured, predicted in found.rows:
-            ms = f"{measured * 1e3:8.2f} ms measured {predicted * 1e3:8.2f} ms predicted"
-            print(f"  {what:32s} {ms} {predicted / measured - 1:+7.1%}")
-        print(f"  {found.framework.source}")
+        print("\n".join(here.report(found)))
+    try:
+        here.write(machine, folder, found=found, anyway=given.anyway)
+    except here.Disbelieved:
+        bench_kept.refuse(part)
+        raise
+    bench_kept.forget(part)
     note(f"wrote {folder}: predict with --on 2xhere")
     return 0
 

@@ -35,7 +35,7 @@ from meshwright.cli.run_room import without_room
 from meshwright.cli.run_swarm import of_peers, swarmed, wrong_peers
 from meshwright.cli.run_worlds import bad, elastic, measured, recovered, unelastic, unknown, wrong_world
 from meshwright.errors import Diagnostic, MeshwrightError
-from meshwright.run.environment import is_first, launched, num_cores
+from meshwright.run.environment import is_first, launched, num_cores, num_threads
 from meshwright.spec.decay import SCHEDULES
 
 if TYPE_CHECKING:
@@ -155,6 +155,17 @@ def _of_clients(given: RunOptions, job: Job, predicted: Callable[[Any], Predicti
     return 0
 
 
+def threaded(cluster: Cluster) -> str:
+    """Return a sentence where ranks compute on more threads than the core that predictions take for each; else ""."""
+    threads = num_threads()
+    if not cluster.islands[0].device.cores or threads == 1:
+        return ""
+    return (
+        f"OMP_NUM_THREADS={threads}: every rank computes on {threads} threads, and {cluster.name} is predicted with a "
+        "core each, so the errors below compare two things: OMP_NUM_THREADS=1, or a plan of more ranks"
+    )
+
+
 def _with_devices(plan: Plan, model: Model, cluster: Cluster, train: Train, framework: str) -> Plan:
     """The plan with devices for pools that leave them open, those that a prediction gives them."""
     if not plan.several:
@@ -188,6 +199,8 @@ def _read(given: RunOptions, wrong: list[Diagnostic]) -> tuple[Job, Callable[[An
     if wrong or found:
         raise MeshwrightError([*wrong, *found])
     model, cluster, train, plan = parts
+    if is_first() and (threads := threaded(cluster)):
+        note(threads)
     plan = _with_devices(plan, model, cluster, train, question.framework)
     plan, train = _computed_in(given.dtype, plan.on(cluster.num_devices), train)
     weights = weights_of(given, question, train)

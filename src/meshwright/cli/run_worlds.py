@@ -147,7 +147,21 @@ def measured(summary: dict[str, Any], prediction: Prediction) -> Any:
     from meshwright.timeline import unpack
 
     timeline = unpack(b64decode(summary.pop("timeline")))
-    return msgspec.structs.replace(timeline, identity=msgspec.structs.replace(prediction.identity, source="measured"))
+    who = msgspec.structs.replace(prediction.identity, source="measured")
+    records = timeline.records | _paced(prediction, str(summary["device"]))
+    return msgspec.structs.replace(timeline, identity=who, records=records)
+
+
+def _paced(prediction: Prediction, device: str) -> dict[str, Any]:
+    """The pace of this machine after a run on `device`, where what was predicted is of its own profile."""
+    kind = "cpu" if prediction.cluster.islands[0].device.cores else "cuda"
+    if "pace" not in prediction.timeline.records or (kind == "cpu") != (device == "cpu"):
+        return {}
+    from meshwright.compare.pace import record
+    from meshwright.run.bench.pace import now
+
+    found = now(kind, prediction.num_devices)
+    return {} if found is None else record(found)
 
 
 def elastic(given: Any, job: Job, predicted: Callable[[Any], Prediction], write: Callable[..., None]) -> int:

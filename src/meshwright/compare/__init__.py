@@ -21,6 +21,7 @@ import numpy as np
 
 from meshwright.answer.prediction import Prediction
 from meshwright.compare.measured import Step, class_of, joined, middle, peak_bytes, repeats_s, steps
+from meshwright.compare.pace import MachinePace, pace
 from meshwright.graph import KINDS, QUEUES, RankClass
 from meshwright.timeline import Identity, Timeline
 
@@ -94,7 +95,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """Predicted against measured. ``within_spread``: the predicted step time lies where the repeats do, so it is right
     as far as they can tell; whether its parts are is another question (``cancelling``). ``rates`` are what follows from
     the step time where the prediction is known, and not only its timeline. ``differ`` are words of the identity that
-    are not the same on both sides."""
+    are not the same on both sides. ``pace`` is that of a machine whose own profile predicts, against when that was
+    made, and ``at_pace`` the step as it would have been then; None where that is not known."""
 
     format_version: int
     predicted: Side
@@ -108,6 +110,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     exposed_s: tuple[Pair, ...]
     peak_memory_bytes: Pair | None
     differ: dict[str, tuple[str, str]]
+    pace: MachinePace | None = None
+    at_pace: Pair | None = None
 
     @property
     def cancelling(self) -> tuple[Row, ...]:
@@ -124,7 +128,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, seconds and bytes."""
-        return msgspec.to_builtins(self) | {"cancelling": [row.name for row in self.cancelling]}
+        said = {} if self.pace is None else {"pace": self.pace.to_json()}
+        return msgspec.to_builtins(self) | {"cancelling": [row.name for row in self.cancelling]} | said
 
 
 def compare(predicted: Timeline | Prediction, measured: Timeline) -> Comparison:
@@ -143,11 +148,12 @@ def compare(predicted: Timeline | Prediction, measured: Timeline) -> Comparison:
     low, high = right.spread_s
     names = {p: None for side in (left, right) for p in side.exposed_s}
     held = left.peak_memory_bytes if answer is None else answer.peak_memory_bytes
+    drift, step = pace(predicted, measured), (left.step_time_s, right.step_time_s)
     return Comparison(
         format_version=FORMAT_VERSION,
         predicted=left,
         measured=right,
-        step_time_s=_pair("step time", left.step_time_s, right.step_time_s),
+        step_time_s=_pair("step time", *step),
         rates=() if answer is None else _rates(answer, right.step_time_s),
         within_spread=low <= left.step_time_s <= high,
         kinds=_rows(a, b, lambda key: key[2]),
@@ -158,6 +164,10 @@ def compare(predicted: Timeline | Prediction, measured: Timeline) -> Comparison:
         if held and right.peak_memory_bytes
         else None,
         differ=_differences(predicted.identity, measured.identity),
+        pace=drift,
+        at_pace=None
+        if drift is None
+        else _pair("step time at the pace of the profile", step[0], step[1] / drift.slower),
     )
 
 

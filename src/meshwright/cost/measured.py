@@ -59,7 +59,8 @@ class MeasuredTables(msgspec.Struct, frozen=True, kw_only=True):
     tokens, head width; causal), ``elementwise`` (bytes of one kernel) by dtype, and ``collectives`` (bytes) by
     operation and ranks (``all_reduce 2``), between processes that share ``cores``; ``staging`` (bytes) of a ``gather``
     and a ``reduce`` of fully sharded parameters; ``operators`` (bytes) of memory-bound operators by their name, with
-    what issuing them costs the host where ``issued`` (on a GPU that goes on beside them)."""
+    what issuing them costs the host where ``issued`` (on a GPU that goes on beside them). ``pace`` are the seconds of
+    the reference probe meanwhile, a ``product`` and a ``copy``; ``made`` is when, "" where that is not known."""
 
     format_version: int
     source: str
@@ -72,6 +73,8 @@ class MeasuredTables(msgspec.Struct, frozen=True, kw_only=True):
     staging: dict[str, GridTable] = {}
     cores: int = 1
     issued: bool = True
+    pace: dict[str, float] = {}
+    made: str = ""
 
 
 class MeasuredLink:

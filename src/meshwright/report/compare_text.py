@@ -50,9 +50,21 @@ def remarks(c: Comparison) -> list[str]:
     if c.cancelling:
         parts = [f"{row.name} {percent(row.error)} ({_gap(row)})" for row in c.cancelling]
         out.append(f"errors of the parts that cancel in the step: {', '.join(parts)}")
+    out += drifted(c)
     if c.measured.num_steps == 1:
         out.append("one step was measured: its spread is not known")
     return out
+
+
+def drifted(c: Comparison) -> list[str]:
+    """Return what there is to say of a machine that no longer keeps the pace of its profile, with the error at that
+    pace."""
+    if c.pace is None or c.at_pace is None or not c.pace.drifted:
+        return []
+    then = f"at the pace of then a step would take {seconds(c.at_pace.measured)}, and its error would be"
+    was, now = percent(c.at_pace.error), percent(c.step_time_s.error)
+    help = "let other work on it end, or measure it anew: meshwright calibrate --here"
+    return [f"{c.pace.said()}: {then} {was} instead of {now}; {help}"]
 
 
 def _gap(row: Row) -> str:

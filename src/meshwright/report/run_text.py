@@ -17,7 +17,7 @@ from meshwright.answer.prediction import Prediction
 from meshwright.causes import JOB
 from meshwright.compare import Comparison, Pair
 from meshwright.quantity import gibibytes, seconds
-from meshwright.report.compare_text import percent
+from meshwright.report.compare_text import drifted, percent
 from meshwright.report.page import Page
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ def render(prediction: Prediction, summary: Mapping[str, Any], comparison: Compa
         if "grown" in summary:
             page.quiet(_batches(summary["grown"]))
         elsewhere = another_machine(prediction, str(summary["device"]))
-        if elsewhere:
-            page.print(Text(elsewhere, "bold yellow"))
+        for line in (*([elsewhere] if elsewhere else ()), *drifted(comparison)):
+            page.print(Text(line, "bold yellow"))
         basis = _basis(prediction, summary, comparison)
         page.quiet(f"{basis}; error is predicted over measured, less one")
         if prediction.model.mixtures and prediction.train.routing is None and prediction.plan.experts.ep > 1:

@@ -46,6 +46,22 @@ def only_cores(count: int) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Have the processes that are started meanwhile compute on a thread each, whatever ``OMP_NUM_THREADS`` says: what
+    is measured is a core. Threads of ranks that share cores spin at every barrier for one that has none, so that ten
+    times the processor's time passes over the same work."""
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = before
+
+
 def num_threads() -> int:
     """torch's threads in a rank on a processor: one, as a device ``here`` is one core. What asks for more cores asks
     for more devices; ``OMP_NUM_THREADS`` overrides."""

@@ -35,9 +35,10 @@ from meshwright.run.bench.drives import figures as drive_figures
 from meshwright.run.bench.exchange import OPS, collectives, staging
 from meshwright.run.bench.model import MICROBATCHES, STEPS, VOCAB, ModelTimes, TimedModel, model_of, plan_of, train_of
 from meshwright.run.bench.operands import Operands
+from meshwright.run.bench.pace import num_timed, paces
 from meshwright.run.bench.scope import FULL, QUICK, BenchScope, TimedLayer, on_kind
 from meshwright.run.bench.store import KeptParts
-from meshwright.run.environment import num_cores, only_cores, prefer
+from meshwright.run.environment import num_cores, one_thread, only_cores, prefer
 from meshwright.run.launch import start
 from meshwright.run.record import ResidentBytes
 from meshwright.run.settings import DTYPES
@@ -52,7 +53,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     ``op ranks``; ``staging``: what fully sharded parameters cost a rank's processor beside their exchange,
     ``gather`` and ``reduce`` by bytes; ``operators``: memory-bound operators of a model as the executor runs them, by
     name; ``base_bytes``: the memory of a rank beside its tensors; ``crowding``: what taking turns on a core costs
-    (:func:`_crowding`); ``drives``: rates of those for temporary files."""
+    (:func:`_crowding`); ``drives``: rates of those for temporary files; ``pace``: seconds of the reference probe
+    (:mod:`.pace`) in every round; ``made``: when it was measured, seconds since 1970."""
 
     kind: str
     cores: int
@@ -73,6 +75,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     crowding: float = 0.0
     scope: BenchScope = FULL
     drives: DriveFigures | None = None
+    pace: dict[str, list[float]] = {}
+    made: int = 0
 
 
 def _silent(what: str, done: int, total: int) -> None:
@@ -83,18 +87,26 @@ def measure(
     *, device: str = "auto", most_ranks: int = 8, scope: BenchScope = FULL, progress: Progress = _silent,
     file: Path | None = None,
 ) -> Machine:  # fmt: skip
-    """Time this machine: its kernels on all cores at once, collectives between 2 to `most_ranks` processes, layers.
-    What has been measured is kept in `file`, part by part, and taken from there by the next to ask for the same.
+    """Time this machine: its kernels on all cores at once, collectives between 2 to `most_ranks` processes, layers. A
+    rank has one thread. What has been measured is kept in `file`, part by part, and taken from there by the next to ask
+    for the same.
 
     Raises:
         RankDied: L001 when one of the processes ended.
     """
+    with one_thread():
+        return _measured(device, most_ranks, scope, progress, file)
+
+
+def _measured(
+    device: str, most_ranks: int, scope: BenchScope, progress: Progress, file: Path | None
+) -> Machine:  # fmt: skip
     begun = time.perf_counter()
     kind = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
     if kind == "cpu":  # once here, not in every process of every part
         load_ahead()
     cores, scope = torch.cuda.device_count() if kind == "cuda" else num_cores(), on_kind(scope, kind)
-    busy = min(cores, 8)
+    busy = num_timed(kind)
     known = KeptParts(file, _identity(kind, cores, scope))
     rounds = _rounds(known, scope, progress, busy, kind)
     drives = known.part("drives", drive_figures)
@@ -116,9 +128,10 @@ def measure(
         slowdown = known.part("exchanges beside products", lambda: start(_slowdown, num_ranks=busy, device=kind))
     return msgspec.convert(
         {
-            **rounds[0]["machine"], **_timed(rounds), "passes": _passes(rounds, scope), "collectives": exchanges,
-            "staging": staged, "cores": cores, "kind": kind, "crowding": crowding, "comm_slowdown": slowdown,
-            "drives": drives, "base_bytes": base, "seconds": time.perf_counter() - begun, "scope": scope,
+            **rounds[0]["machine"], **_timed(rounds), "pace": _pace(rounds), "made": rounds[0]["made"],
+            "passes": _passes(rounds, scope), "collectives": exchanges, "staging": staged, "cores": cores,
+            "kind": kind, "crowding": crowding, "comm_slowdown": slowdown, "drives": drives, "base_bytes": base,
+            "seconds": time.perf_counter() - begun, "scope": scope,
         },
         Machine,
         strict=False,
@@ -128,7 +141,7 @@ def measure(
 def _identity(kind: str, cores: int, scope: BenchScope) -> dict[str, Any]:
     """The identity of a measurement, which kept parts must share: machine, software and sizes."""
     name = _name(torch.device(kind))
-    return {"machine": name, "kind": kind, "cores": cores, "torch": str(torch.__version__), "scope": scope}
+    return {"machine": name, "kind": kind, "cores": cores, "torch": str(torch.__version__), "scope": scope, "form": 2}
 
 
 def _rounds(known: KeptParts, scope: BenchScope, progress: Progress, busy: int, kind: str) -> list[dict[str, Any]]:
@@ -154,6 +167,7 @@ def _round(
     """Seconds of every benchmark, by ``kind dtype-or-operator``, and of every model; None for those not `wanted`."""
     prefer()  # what is measured is this machine without other work
     clock = BenchClock(world, scope.span_s)
+    pace = {name: busy for name, (_, busy) in paces(world).items()}
     dtypes = ("bf16", "fp32") if world.device.type == "cuda" else ("fp32",)
     machine = {"dtypes": dtypes, "memory_bytes": _memory(world.device), "name": _name(world.device)}
     benches = _benches(clock, dtypes, scope)
@@ -180,7 +194,8 @@ def _round(
         model.around()
         timed[i] = {"seconds": model.seconds, "kept_bytes": model.kept_bytes}
         tell()
-    return msgspec.to_builtins({"machine": machine, "seconds": seconds, "models": timed})
+    found = {"machine": machine, "seconds": seconds, "models": timed, "pace": pace, "made": round(time.time())}
+    return msgspec.to_builtins(found)
 
 
 def _benches(clock: BenchClock, dtypes: tuple[str, ...], scope: BenchScope) -> dict[str, list[Bench]]:
@@ -228,6 +243,11 @@ def _timed(rounds: list[dict[str, Any]]) -> dict[str, Any]:
         else:
             out[kind] = timed
     return out
+
+
+def _pace(rounds: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """The seconds of the reference probe at the begin of every round, by what it times."""
+    return {name: [r["pace"][name] for r in rounds] for name in rounds[0]["pace"]}
 
 
 def _model_seconds(rounds: list[dict[str, Any]], model: int) -> dict[str, list[float]]:

@@ -14,10 +14,12 @@ from meshwright.errors import MeshwrightError
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of the file: ``of`` says of which machine, software and sizes the ``parts`` are."""
+    """The content of the file: ``of`` says of which machine, software and sizes the ``parts`` are.
+    ``refused``: all are there, and what was fitted to them could not be believed."""
 
     of: dict[str, Any]
     parts: dict[str, Any]
+    refused: bool = False
 
 
 class KeptParts:
@@ -52,10 +54,24 @@ def num_kept(file: Path) -> int:
     return 0
 
 
+def refuse(file: Path) -> None:
+    """Say of what is kept that what was fitted to it could not be believed."""
+    with contextlib.suppress(OSError, ValueError, msgspec.MsgspecError, MeshwrightError):
+        found = msgspec.json.decode(file.read_bytes(), type=Parts)
+        write_bytes(file, msgspec.json.encode(msgspec.structs.replace(found, refused=True)))
+
+
+def is_refused(file: Path) -> bool:
+    """Whether what a file keeps was refused."""
+    with contextlib.suppress(OSError, ValueError, msgspec.MsgspecError):
+        return msgspec.json.decode(file.read_bytes(), type=Parts).refused
+    return False
+
+
 def forget(file: Path) -> None:
     """Remove what is kept: the measurement is whole and written elsewhere."""
     with contextlib.suppress(OSError):
         file.unlink(missing_ok=True)
 
 
-__all__ = ["KeptParts", "Parts", "forget", "num_kept"]
+__all__ = ["KeptParts", "Parts", "forget", "is_refused", "num_kept", "refuse"]
