@@ -218,7 +218,8 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
 class Staging(msgspec.Struct, frozen=True, kw_only=True):
     """The copies around an exchange of fully sharded parameters, with the bookkeeping (torch's FSDP2 copy-in and
     copy-out): for a ``gather`` from shards into a buffer and from there into parameters, for a ``reduce`` from
-    gradients into a buffer."""
+    gradients into a buffer. And what surrounds the update of a ``step`` that moves so many bytes: the gradient's norm,
+    masters into the parameters that the forward reads, the next batch."""
 
     what: str
     num_bytes: float

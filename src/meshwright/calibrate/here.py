@@ -28,6 +28,7 @@ from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.graph import KIND
 from meshwright.lower.residency import LOGITS
 from meshwright.lower.state import updated_bytes
+from meshwright.simulate.price import STEP
 from meshwright.simulate.step import simulate
 from meshwright.spec.cluster import Cluster, forget_here
 from meshwright.spec.workload import DTYPE_BYTES
@@ -111,9 +112,10 @@ def tables(machine: Machine) -> MeasuredTables:
         attention={dtype: of(scope.attention, timed) for dtype, timed in machine.attention.items()},
         attention_backward={dtype: of(scope.attention, timed) for dtype, timed in machine.attention_backward.items()},
         elementwise=of((scope.elementwise,), machine.elementwise),
-        operators=operators | ({"optimizer": _updates(machine)} if machine.passes else {}),
+        operators=operators | ({"optimizer": _by_update(machine, "optimizer")} if machine.passes else {}),
         collectives={name: of((scope.collective_bytes,), timed) for name, timed in machine.collectives.items()},
-        staging={what: of((scope.staged_bytes,), timed) for what, timed in machine.staging.items()},
+        staging={what: of((scope.staged_bytes,), timed) for what, timed in machine.staging.items()}
+        | ({STEP: _by_update(machine, "between")} if machine.passes else {}),
         cores=machine.cores if machine.kind == "cpu" else 1,
         issued=machine.kind == "cpu",
         pace={name: float(f"{np.median(seconds):.4g}") for name, seconds in machine.pace.items()},
@@ -121,22 +123,21 @@ def tables(machine: Machine) -> MeasuredTables:
     )
 
 
-def _updates(machine: Machine) -> GridTable:
-    """Return the seconds of a step outside its passes (clearing gradients, their norm, the update), as a table over
-    the bytes that the update moves."""
+def _by_update(machine: Machine, part: str) -> GridTable:
+    """Return the seconds of a part of a step outside its passes, the ``optimizer`` or what is ``between`` all tasks
+    (the gradients' norm, parameters out of masters, the next batch), by the bytes that the update moves."""
     from meshwright.run import bench
 
-    found = {}
+    found: dict[float, list[TimedRepeats]] = {}
     for p in machine.passes:
         model, train = bench.model_of(p.layer), bench.train_of(p.layer, machine.dtypes[0])
         size = model.num_params * updated_bytes(bench.plan_of(p.layer), train)
-        beyond = p.step.seconds - bench.MICROBATCHES * (p.forward.seconds + p.backward.seconds)
-        found[size] = max(beyond, p.optimizer.seconds)
+        found.setdefault(size, []).append(getattr(p, part))
     ordered = sorted(found)
     return GridTable(
         axes=(tuple(ordered),),
-        seconds=tuple(found[size] for size in ordered),
-        spread=_sigma([p.step for p in machine.passes]),
+        seconds=tuple(float(np.mean([t.seconds for t in found[size]])) for size in ordered),
+        spread=_sigma([t for timed in found.values() for t in timed]),
     )
 
 

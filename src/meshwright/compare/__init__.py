@@ -22,7 +22,7 @@ import numpy as np
 from meshwright.answer.prediction import Prediction
 from meshwright.compare.measured import Step, class_of, joined, middle, peak_bytes, repeats_s, steps
 from meshwright.compare.pace import MachinePace, pace
-from meshwright.graph import KINDS, QUEUES, RankClass
+from meshwright.graph import KIND, KINDS, QUEUES, RankClass
 from meshwright.timeline import Identity, Timeline
 
 FORMAT_VERSION = 1
@@ -31,6 +31,8 @@ SAME = ("model", "cluster", "workload", "plan")
 #: What tasks of a queue are called together, where kinds differ between frameworks for the same work.
 TOGETHER = {"dp": "gradient exchange", "dp_gather": "parameter gather", "outer": "outer exchange"}
 NORM = "gradient norm"
+#: What a prediction has in the optimizer's task beside the update, and a run outside of its spans.
+AROUND = "around the update"
 #: Times below this are a trace's rounding.
 RESOLUTION_S = 1e-8
 #: Share of a step from which on errors of opposite sign are said to hide one another.
@@ -140,7 +142,8 @@ def compare(predicted: Timeline | Prediction, measured: Timeline) -> Comparison:
         [msgspec.structs.replace(s, timeline=joined(s.timeline)) for s in steps(t)] for t in (predicted, measured)
     )
     classes = _classes(predicted, measured)
-    a, b = _units(ours, classes[0]), _units(theirs, classes[1])
+    a = _units(ours, classes[0], _around(predicted, measured))
+    b = _units(theirs, classes[1], _around(measured, predicted))
     left, right = _side(predicted, ours), _side(measured, theirs)
     if answer is not None and answer.round is not None:
         left = msgspec.structs.replace(left, step_time_s=answer.step_time_s)
@@ -218,24 +221,24 @@ def _classes(a: Timeline, b: Timeline) -> tuple[list[str], list[str]]:
     return tuple([RankClass(pool=rank.pool, stage=rank.stage).name for rank in t.ranks] for t in (a, b))
 
 
-def _units(found: list[Step], classes: list[str]) -> dict[tuple, float]:
+def _units(found: list[Step], classes: list[str], around: list[float] | None) -> dict[tuple, float]:
     """Seconds per rank of every key, the median of the steps."""
     seconds: dict[tuple, list[float]] = defaultdict(list)
     for step in found:
-        for key, value in _of_step(step.timeline, classes).items():
+        for key, value in _of_step(step.timeline, classes, around).items():
             seconds[key].append(value)
     return {key: median(values) for key, values in seconds.items()}
 
 
-def _of_step(timeline: Timeline, classes: list[str]) -> dict[tuple, float]:
+def _of_step(timeline: Timeline, classes: list[str], around: list[float] | None) -> dict[tuple, float]:
     total: dict[tuple, float] = defaultdict(float)
     count: dict[str, int] = defaultdict(int)
     multiplicity = timeline.multiplicity
     for name, many in zip(classes, multiplicity):
         count[name] += many
     length = timeline.end_s - timeline.start_s
-    columns = (timeline.rank, timeline.queue, timeline.kind, *timeline.attributes[[0, 2, 3]], length)
-    for rank, queue, kind, stage, microbatch, layer, took in zip(*(c.tolist() for c in columns)):
+    columns = (timeline.rank, timeline.queue, timeline.kind, timeline.cost_key, *timeline.attributes[[0, 2, 3]], length)
+    for rank, queue, kind, cost_key, stage, microbatch, layer, took in zip(*(c.tolist() for c in columns)):
         name, where = classes[rank], QUEUES[queue]
         share = multiplicity[rank] / count[name]
         if where in TOGETHER:
@@ -243,8 +246,20 @@ def _of_step(timeline: Timeline, classes: list[str]) -> dict[tuple, float]:
             key = name, where, what, stage, layer
         else:
             key = name, where, KINDS[kind], stage, microbatch
+        if kind == KIND["optimizer"] and around is not None and (part := around[cost_key]):
+            total[name, where, AROUND, stage, microbatch] += took * share * part
+            took *= 1 - part
         total[key] += took * share
     return total
+
+
+def _around(timeline: Timeline, other: Timeline) -> list[float] | None:
+    """Return the share of each cost key's duration that is the host's, None where a timeline does not say or is laid
+    beside another that was not measured: of an optimizer's task, what a run does outside of the update it records."""
+    if "host" not in timeline.parts or other.identity.source != "measured":
+        return None
+    whole = np.sum(list(timeline.parts.values()), axis=0)
+    return np.divide(timeline.parts["host"], whole, out=np.zeros_like(whole), where=whole > 0).tolist()
 
 
 def _rows(a: dict[tuple, float], b: dict[tuple, float], group) -> tuple[Row, ...]:

@@ -58,7 +58,8 @@ class MeasuredTables(msgspec.Struct, frozen=True, kw_only=True):
     """Everything timed on a machine: ``gemm`` (m, n, k), ``attention`` and ``attention_backward`` (batch * heads,
     tokens, head width; causal), ``elementwise`` (bytes of one kernel) by dtype, and ``collectives`` (bytes) by
     operation and ranks (``all_reduce 2``), between processes that share ``cores``; ``staging`` (bytes) of a ``gather``
-    and a ``reduce`` of fully sharded parameters; ``operators`` (bytes) of memory-bound operators by their name, with
+    and a ``reduce`` of fully sharded parameters, and of what surrounds the update of a ``step`` that moves so many;
+    ``operators`` (bytes) of memory-bound operators by their name, with
     what issuing them costs the host where ``issued`` (on a GPU that goes on beside them). ``pace`` are the seconds of
     the reference probe meanwhile, a ``product`` and a ``copy``; ``made`` is when, "" where that is not known."""
 

@@ -13,10 +13,12 @@ from meshwright.cost import Costs
 from meshwright.cost.roofline import contention
 from meshwright.lower.program import LayerPass, Move, Program, Site
 from meshwright.simulate.layer import LayerCost, cost, sigma_of_host
-from meshwright.work import Collective, Group
+from meshwright.work import Collective, Group, Staging
 
 #: The program of a rank's update.
 OPTIMIZER = "optimizer"
+#: What measured tables call what surrounds the update of a step.
+STEP = "step"
 
 
 class Priced(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,6 +121,9 @@ class Pricer:
             host = self.costs.framework.host_us_per_step * 1e-6 * program.share
             parts[CAUSE["host"]] += host
             spread[CAUSE["host"]] += host * sigma_of_host(self.costs.framework)
+            around = self.costs.price(Staging(what=STEP, num_bytes=program.work.num_bytes), program.site.device)
+            parts[CAUSE["host"]] += around.seconds * program.site.straggling
+            spread[CAUSE["host"]] += around.seconds * around.sigma
         for work in (program.work, *program.products):
             estimate = self.costs.price(work, program.site.device)
             seconds = estimate.seconds * program.site.straggling

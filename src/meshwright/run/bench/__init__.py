@@ -141,7 +141,7 @@ def _measured(
 def _identity(kind: str, cores: int, scope: BenchScope) -> dict[str, Any]:
     """The identity of a measurement, which kept parts must share: machine, software and sizes."""
     name = _name(torch.device(kind))
-    return {"machine": name, "kind": kind, "cores": cores, "torch": str(torch.__version__), "scope": scope, "form": 2}
+    return {"machine": name, "kind": kind, "cores": cores, "torch": str(torch.__version__), "scope": scope, "form": 3}
 
 
 def _rounds(known: KeptParts, scope: BenchScope, progress: Progress, busy: int, kind: str) -> list[dict[str, Any]]:
@@ -259,10 +259,9 @@ def _passes(rounds: list[dict[str, Any]], scope: BenchScope) -> list[ModelTimes]
     """Every model's times."""
     out = []
     for i, layer in enumerate(scope.layers):
-        forward, backward, optimizer, step = (mean(seconds) for seconds in _model_seconds(rounds, i).values())
-        kept_bytes = rounds[0]["models"][i]["kept_bytes"]
-        out.append(ModelTimes(layer=layer, forward=forward, backward=backward, optimizer=optimizer, step=step,
-                             kept_bytes=kept_bytes))  # fmt: skip
+        timed = (mean(seconds) for seconds in _model_seconds(rounds, i).values())
+        named = dict(zip(("forward", "backward", "optimizer", "step", "between"), timed, strict=True))
+        out.append(ModelTimes(layer=layer, kept_bytes=rounds[0]["models"][i]["kept_bytes"], **named))
     return out
 
 

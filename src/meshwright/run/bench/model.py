@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 
 import msgspec
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from meshwright.plan import Pipeline, Plan
 from meshwright.run.bench.clock import BenchClock, TimedRepeats
@@ -23,17 +25,21 @@ MICROBATCHES = 4
 #: Steps of a timed model in every round, after one that finds its operands again.
 STEPS = 2
 VOCAB = 1024
+#: What lies between the tasks of a step takes a microsecond at least.
+LEAST_S = 1e-6
 
 
 class ModelTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Measured seconds of the executor for one model on one core: a forward, a backward (both of a microbatch through
-    the whole model), the optimizer, a step. ``kept_bytes``: saved by a forward for its backward."""
+    the whole model), the optimizer, a step, and what of that is ``between`` all of these. ``kept_bytes``: saved by a
+    forward for its backward."""
 
     layer: TimedLayer
     forward: TimedRepeats
     backward: TimedRepeats
     optimizer: TimedRepeats
     step: TimedRepeats
+    between: TimedRepeats
     kept_bytes: float = 0.0
 
 
@@ -44,7 +50,7 @@ class TimedModel:
         self.clock, self.layer = clock, layer
         self.train, mesh = train_of(layer, dtype), alone(device=clock.device)
         self.trainer = Trainer(model_of(layer), plan_of(layer), self.train, mesh, settings=Settings())
-        self.seconds: dict[str, list[float]] = {"F": [], "BW": [], "optimizer": [], "step": []}
+        self.seconds: dict[str, list[float]] = {"F": [], "BW": [], "optimizer": [], "step": [], "between": []}
         self.kept_bytes = self._kept()
 
     def batch(self, step: int = 0) -> Batch:
@@ -94,16 +100,21 @@ class TimedModel:
                     self.seconds["step"].append(clock.now() - begun)
         finally:
             install(Off())
-        spans = record.recording()
+        spans, inside = record.recording(), np.zeros(STEPS)
         for kind in ("F", "BW", "optimizer"):
-            self.seconds[kind] += _seconds(spans, kind)
+            seconds, step = _seconds(spans, kind)
+            self.seconds[kind] += seconds.tolist()
+            np.add.at(inside, step - step.min(), seconds)
+        # of each step by itself: a difference of means would be of the repeats' noise
+        beyond = np.array(self.seconds["step"][-STEPS:]) - inside
+        self.seconds["between"] += np.maximum(beyond, LEAST_S).tolist()
 
 
-def _seconds(spans: Recording, kind: str) -> list[float]:
-    """Durations of every span of a kind on the compute queue."""
+def _seconds(spans: Recording, kind: str) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
+    """Durations of every span of a kind on the compute queue, and the step that each is of."""
     wanted = [i for i, said in enumerate(spans.labels) if said.kind == kind and said.queue == "compute"]
-    chosen = [i for i, label in enumerate(spans.label.tolist()) if label in wanted]
-    return ((spans.end_ns[chosen] - spans.start_ns[chosen]) * 1e-9).tolist()
+    chosen = np.isin(spans.label, wanted)
+    return (spans.end_ns[chosen] - spans.start_ns[chosen]) * 1e-9, spans.step[chosen]
 
 
 def model_of(layer: TimedLayer) -> Model:
