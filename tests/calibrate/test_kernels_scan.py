@@ -1,10 +1,12 @@
 """Scans and their convolutions: rows of ops_ssm as work, and what the shipped curves say of rows of that table."""
 
+from functools import partial
+
 import pytest
 
 from meshwright.calibrate.rows import measured
 from meshwright.calibrate.tables import TableRow
-from meshwright.cost import standard_on
+from meshwright.cost import standard, standard_on
 from meshwright.cost.fitted import link
 from meshwright.spec import cluster
 from meshwright.work import Convolution, Scan
@@ -109,6 +111,16 @@ def test_a_step_of_mamba_2_is_the_delta_rule_s_of_as_many_bytes_and_is_less_sure
     delta, mamba = (SERVED["vllm"](step(64, 32, 8, rule), device) for rule in ("delta", "ssd"))
     assert mamba.seconds == delta.seconds and mamba.sigma >= 0.15 > delta.sigma
     assert "a step of the delta rule's" in mamba.source
+
+
+def test_a_scan_of_mamba_2_has_the_curve_of_the_delta_rule_for_its_own_work_and_is_less_sure():
+    device, costs = cluster.load_device("h100_sxm"), standard()
+    scan = partial(Scan, batch=1, seq_len=8192, heads=64, groups=8, k_dim=128, v_dim=64, chunk=128)
+    delta, mamba, back = (costs.price(one, device) for one in (scan(rule="delta"), scan(rule="ssd"),
+                                                               scan(rule="ssd", backward=True)))  # fmt: skip
+    assert mamba.seconds < delta.seconds and mamba.sigma >= 0.35 > delta.sigma  # no triangular inverse
+    assert 1.5 * mamba.seconds < back.seconds < 2.5 * mamba.seconds
+    assert "a scan of the delta rule's" in mamba.source and back.source.endswith("backward by its work")
 
 
 # Rows of ops_ssm.csv.gz, SGLang 0.5.14 on the H100 and TensorRT-LLM 1.3 on the H200: (batch, tokens, heads, key heads).

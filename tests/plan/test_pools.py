@@ -189,9 +189,16 @@ def test_a_plan_of_pools_is_a_value():
 def test_a_framework_overlaps_in_every_pool_whose_words_leave_that_open():
     text = "mb1 a=[dp2 on=0:2 part=0:8 overlap=none] + b=[tp2 pp3 on=2:8 part=8:32]"
     framework = load_framework("megatron-core")
-    plan = overlapped_as_usual(framework, parse(text).on(8), text, NODE)
+    plan = overlapped_as_usual(framework, parse(text).on(8), text, LLAMA, NODE)
     assert plan.pools[0].overlap == parse("overlap=none").overlap
-    assert plan.pools[1].overlap == usual_overlap(framework, parse("tp2 pp3 dp1"), 8)
+    assert plan.pools[1].overlap == usual_overlap(framework, parse("tp2 pp3 dp1"), LLAMA, 8)
+
+
+def test_experts_of_a_hybrid_model_exchange_with_nothing_beside_them():
+    """Megatron runs them beside the attention of the same layer, and its layers of experts have none there."""
+    plan, framework = parse("dp8 ep8"), load_framework("megatron-bridge-26.06")
+    models = [mw.load_model(name) for name in ("qwen3-30b-a3b", "nemotron-3-nano-30b-a3b")]
+    assert [usual_overlap(framework, plan, one, 8).ep for one in models] == [True, False]
 
 
 def test_the_page_refuses_several_pools_by_their_names():

@@ -41,7 +41,7 @@ def test_nothing_is_gathered_once_a_step_where_nothing_or_every_pass_is_sharded(
 
 def test_software_gathers_as_its_profile_says_and_a_plan_says_otherwise():
     def gathers(name, words):
-        return overlapped_as_usual(load_framework(name), parse(words), words, ON).overlap.gather
+        return overlapped_as_usual(load_framework(name), parse(words), words, model("llama3-8b"), ON).overlap.gather
 
     assert gathers("nanotron", "dp64 zero1") == gathers("default", "dp64 zero1") == "after"
     assert gathers("megatron-bridge", "dp64 zero1") == gathers("nanotron", "dp64") == "ahead"

@@ -88,7 +88,7 @@ class OwnRun(NamedTuple):
         if not self.words:
             return self
         plan = parse_plan(self.words).on(self.cluster.num_devices)
-        return self._replace(plan=overlapped_as_usual(framework, plan, self.words, self.cluster))
+        return self._replace(plan=overlapped_as_usual(framework, plan, self.words, self.model, self.cluster))
 
 
 class OwnProfile(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,7 +142,7 @@ def read(path: Path, framework: Framework, *, keep_good: bool = False) -> tuple[
 def _run(row: dict[str, str], line: int, folder: Path, framework: Framework) -> OwnRun:
     cluster, train = load_cluster(row["on"]), parse_train(row["train"], place="train")
     model, plan = load_model(row["model"]), parse_plan(row["plan"]).on(cluster.num_devices)
-    plan = overlapped_as_usual(framework, plan, row["plan"], cluster)
+    plan = overlapped_as_usual(framework, plan, row["plan"], model, cluster)
     if illegal := check(plan, model, cluster, train):
         raise MeshwrightError(illegal)
     seconds = number(row, "step_time_s")

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from meshwright.plan import Plan
     from meshwright.spec.cluster import Cluster
     from meshwright.spec.goal import Goal
+    from meshwright.spec.model import Model
     from meshwright.world.trace import JobWorld
 
 FORMAT_VERSION = 1
@@ -272,8 +273,8 @@ def read_parts(question: Question) -> tuple[list[Any], list[Diagnostic]]:
         from meshwright.cost.framework import load as read_framework
 
         read("framework", lambda: read_framework(question.framework))
-        if {"on", "plan", "framework"} <= parts.keys():
-            parts["plan"] = _overlapped(parts["plan"], parts["on"], question.plan, parts["framework"])
+        if {"model", "on", "plan", "framework"} <= parts.keys():
+            parts["plan"] = _overlapped(parts["plan"], parts["model"], parts["on"], question.plan, parts["framework"])
     if question.price and read("price", lambda: read_price(question.price)) and "on" in parts:
         wrong += absent(parts["price"], {i.device.name for i in parts["on"].islands}, question.on)
         read("on", lambda: priced(parts["on"], parts["price"]))
@@ -379,11 +380,11 @@ def unserved(given: Any, names: Iterable[str], command: str) -> list[Diagnostic]
     ]
 
 
-def _overlapped(plan: Plan, cluster: Cluster, text: str, framework: Framework) -> Plan:
+def _overlapped(plan: Plan, model: Model, cluster: Cluster, text: str, framework: Framework) -> Plan:
     """Return the plan with the overlap of the named framework, where the plan is words that leave that open."""
     from meshwright.cost.framework import overlapped_as_usual
 
-    return plan if text.endswith(".toml") else overlapped_as_usual(framework, plan, text, cluster)
+    return plan if text.endswith(".toml") else overlapped_as_usual(framework, plan, text, model, cluster)
 
 
 def path_of(text: str, base: Path) -> str:

@@ -72,12 +72,13 @@ class Fitted:
             kernels = self.bound(device, ops, other.dtype)
             if kernels and (kernels[0].owner, kernels[0].dtype) == (curve.owner, other.dtype):
                 answer = min(answer, self._joined(work, device, kernels, other.x), key=lambda one: one.seconds)
+        if isinstance(work, Scan) and work.rule != "delta":
+            step = work.seq_len == 1
+            said = f"{answer.source}, a {'step' if step else 'scan'} of the delta rule's of as many bytes"
+            answer = answer._replace(sigma=max(answer.sigma, STEP_SIGMA if step else SCAN_SIGMA), source=said)
         if getattr(work, "backward", False) and isinstance(work, Scan | Convolution):
             # forwards were measured alone: as many operations and bytes more as the backward has
             return answer._replace(sigma=max(answer.sigma, SCAN_SIGMA), source=answer.source + ", backward by its work")
-        if isinstance(work, Scan) and work.rule != "delta":
-            said = answer.source + ", a step of the delta rule's of as many bytes"
-            return answer._replace(sigma=max(answer.sigma, STEP_SIGMA), source=said)
         if self._flash == 1 and curve.op in ("flash_fwd", "flash_bwd"):
             return answer._replace(seconds=answer.seconds / FIRST_FLASH, source=answer.source + ", as FlashAttention 1")
         return answer

@@ -21,6 +21,7 @@ from meshwright.plan.facets.overlap import OVERLAPS, gathers_once
 from meshwright.plan.pool_words import words_of
 from meshwright.plan.text import says
 from meshwright.spec.cluster import Cluster
+from meshwright.spec.model import Model
 
 FORMAT_VERSION = 1
 #: No software that is predicted here is older.
@@ -180,29 +181,34 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return self.host_us_per_kernel if told is None else told
 
 
-def usual_overlap(framework: Framework, plan: Plan, domain_size: int) -> Overlap:
+def usual_overlap(framework: Framework, plan: Plan, model: Model, domain_size: int) -> Overlap:
     """Communication that the framework overlaps with compute unless told otherwise, for a plan on a cluster whose
-    scale-up domains hold `domain_size` devices: experts spread over more of them exchange between nodes."""
+    scale-up domains hold `domain_size` devices: experts spread over more of them exchange between nodes. The exchange
+    of one microbatch's experts runs beside the attention of another, where a layer has both."""
     usual, gather = set(framework.defaults.overlap), "ahead"
     if gathers_once(plan.layout.zero, plan.layout.pp):
         gather = framework.defaults.gather
     if "ep between nodes" in usual and plan.experts.ep > domain_size:
         usual.add("ep")
+    if any(block.mlp in model.mixtures and not block.attentions for block in model.blocks):
+        usual.discard("ep")
     if plan.layout.tp == 1:
         usual.discard("tp")
     return Overlap(**{name: name in usual for name in OVERLAPS}, gather=gather)
 
 
-def overlapped_as_usual(framework: Framework, plan: Plan, words: str, cluster: Cluster) -> Plan:
+def overlapped_as_usual(framework: Framework, plan: Plan, words: str, model: Model, cluster: Cluster) -> Plan:
     """Return `plan`, which its `words` say, with the framework's overlap of exchanges where they leave that open."""
     if plan.several:
         own = words_of(words)
         pools = (
-            msgspec.structs.replace(pool, plan=overlapped_as_usual(framework, pool.plan, own[pool.name], cluster))
+            msgspec.structs.replace(
+                pool, plan=overlapped_as_usual(framework, pool.plan, own[pool.name], model, cluster)
+            )
             for pool in plan.several
         )
         return msgspec.structs.replace(plan, several=tuple(pools))
-    usual = usual_overlap(framework, plan, min(island.domain_size for island in cluster.islands))
+    usual = usual_overlap(framework, plan, model, min(island.domain_size for island in cluster.islands))
     if says(words, "overlap"):
         usual = msgspec.structs.replace(plan.overlap, gather=usual.gather)
     if says(words, "gather"):

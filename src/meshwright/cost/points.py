@@ -59,8 +59,10 @@ def point(work: Work, *, serving: bool = False, ops: tuple[str, ...] = (), libra
 
 
 def _scan(work: Scan | Convolution, library: str) -> Points | None:
-    """Scans by chunks of the delta rule, convolutions, and steps of one token, which read and write a state of fp32
-    whatever the rule is."""
+    """Scans by chunks, convolutions, and steps of one token, which read and write a state of fp32 whatever the rule is.
+
+    Nobody's table has scans of Mamba-2: they have the curve of the delta rule's in Triton, for operations and bytes of
+    their own. FlashInfer's kernel is of the delta rule alone."""
     if isinstance(work, Convolution):
         x = (work.batch * work.seq_len, work.channels, work.num_bytes)
         if library in BLOCKS and work.seq_len > 1:
@@ -70,10 +72,8 @@ def _scan(work: Scan | Convolution, library: str) -> Points | None:
         return None
     if work.seq_len == 1:
         return Points(("step",), (work.batch, work.heads, work.num_bytes), "bf16")
-    if work.rule != "delta":
-        return None
     sizes = (work.batch, work.seq_len, work.heads, work.groups, work.k_dim, work.v_dim, work.chunk)
-    op = "scan_flashinfer" if library in FLASHINFER else "scan"
+    op = "scan_flashinfer" if library in FLASHINFER and work.rule == "delta" else "scan"
     return Points((op,), (*sizes, work.flops, work.num_bytes), "bf16")
 
 

@@ -40,8 +40,8 @@ TYPICAL_OF_BEST = {"gemm": 0.92, "memory": 0.80, "attention_fwd": 0.92, "attenti
 COLLECTIVE_SMS, COLLECTIVE_OF = 20, 132
 #: Share of the peak that scans reach in operations by chunks: 0.067 and 0.093 on the H100, 0.105 on the H200, medians
 #: of large scans of the gated delta rule (chunk_gated_delta_rule, SGLang 0.5.14 and TensorRT-LLM 1.3, tables of NVIDIA
-#: AIConfigurator). Nobody's table has Mamba's: its kernels are taken to be like those, and on the vector units like
-#: other pointwise arithmetic.
+#: AIConfigurator). Nobody's table has Mamba's: its kernels are taken to be like those (by their curve where there is
+#: one), and on the vector units like other pointwise arithmetic.
 SCAN_OF_PEAK = {"delta": 0.09, "ssd": 0.09, "selective": 0.35}
 #: Kernels of a scan by chunks: decay, products within chunks, states, from state to state, outputs (state-spaces/mamba,
 #: ssd_combined.py).

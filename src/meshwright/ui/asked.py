@@ -107,8 +107,8 @@ def read(asked: AskedTexts) -> Read:
     train = part("train", lambda: _train(asked.train))
     said = plan = part("plan", lambda: _plan(asked.plan))
     framework = part("framework", lambda: load_framework(asked.framework)) if asked.framework else None
-    if plan and cluster and framework:
-        plan = overlapped_as_usual(framework, plan, asked.plan, cluster)
+    if plan and model and cluster and framework:
+        plan = overlapped_as_usual(framework, plan, asked.plan, model, cluster)
     price = part("price", lambda: read_price(asked.price)) if asked.price else None
     if price and cluster:
         cluster = part("price", lambda: priced(cluster, price))

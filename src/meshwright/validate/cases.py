@@ -381,7 +381,7 @@ def _plan(
             moments=usual.moments,
         ),
     )
-    overlap = usual_overlap(framework, plan, cluster.islands[0].domain_size)
+    overlap = usual_overlap(framework, plan, model, cluster.islands[0].domain_size)
     overlap = msgspec.structs.replace(overlap, **{name: True for name in OVERLAPS if name in shown})
     return msgspec.structs.replace(plan, overlap=overlap)
 
