@@ -34,7 +34,7 @@ def by_hand(rank: int, model, train: Train, last: int, neighbours: tuple[tuple[i
     size = (model.vocab, model.hidden)
 
     def first(k: int) -> torch.Tensor:
-        part = Part(f"taught_heads.{k}.weight", size, (0, 0), (slice(None),))
+        part = Part(f"taught_heads.{k}.lm_head.weight", size, (0, 0), (slice(None),))
         return drawn(part, settings.seed, 0.02).double().requires_grad_()
 
     heads = [[first(k) for k in range(said["heads"])] for _ in range(many)]

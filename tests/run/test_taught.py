@@ -11,8 +11,12 @@ from meshwright.answer.predict import simulate
 from meshwright.cost import standard
 from meshwright.errors import MeshwrightError
 from meshwright.plan import parse
+from meshwright.run.checkpoint import Meta, identity, save
 from meshwright.run.data.corpus import Corpus
 from meshwright.run.loop import taught_on
+from meshwright.run.mesh import alone
+from meshwright.run.published import published_tensors
+from meshwright.run.trainer import Trainer
 from meshwright.run.weights import export_weights
 from meshwright.spec.cluster import load
 from meshwright.spec.workload import Train
@@ -45,7 +49,7 @@ def test_every_replica_learns_what_neighbours_predict_as_by_hand(neighbours, wor
             assert ours == pytest.approx(one, rel=1e-10)
         mine = local.whole([state], "param")
         for k, head in enumerate(heads):
-            assert torch.allclose(mine.pop(f"taught_heads.{k}.weight"), head, rtol=1e-9, atol=1e-12)
+            assert torch.allclose(mine.pop(f"taught_heads.{k}.lm_head.weight"), head, rtol=1e-9, atol=1e-12)
         assert max(differences(mine, local.whole([theirs], "param")).values()) <= 1e-9
     ends = [local.whole([state], "param")["model.embed_tokens.weight"] for _, state, _ in got]
     assert not torch.allclose(ends[0], ends[1])
@@ -73,8 +77,29 @@ def test_training_goes_on_from_a_checkpoint_with_the_heads_of_every_replica(tmp_
         assert [one[:4] for one in on[1]] == [one[:4] for one in again[1]]
         assert all(torch.equal(a[4], b[4]) for a, b in zip(on[1], again[1]))
         assert sum("taught_heads" in one[1][0] for one in on[1]) == 2 * 3  # each with its two moments
-    names = safe_open(export_weights(tmp_path, tmp_path / "published") / "model.safetensors", "pt").keys()
-    assert names and not any("taught_heads" in name for name in names)
+
+
+def test_published_weights_have_one_head_the_main_or_the_one_that_is_asked_for(tmp_path):
+    train = Train(global_batch=1, seq_len=8, dtype="fp32")
+    trainer = Trainer(MODEL, parse("mb1 sync=mhd:public=0.2").on(1), train, alone(), settings=local.SETTINGS)
+    held = {p.parameter.name: p.values for p in trainer.pieces() if p.key == "param"}
+    meta = Meta(step=0, seed=0, model=MODEL.name, model_hash=identity(MODEL), plan="", world=1)
+    save(tmp_path, trainer.pieces(), meta, trainer.mesh["world"])
+    for head, name in ((0, "lm_head.weight"), (2, "taught_heads.1.lm_head.weight")):
+        made = safe_open(export_weights(tmp_path, tmp_path / str(head), head=head) / "model.safetensors", "pt")
+        assert set(made.keys()) == set(published_tensors(MODEL))
+        assert torch.equal(made.get_tensor("lm_head.weight").view(-1), held[name])
+    with pytest.raises(MeshwrightError, match="which has 2 heads besides its own"):
+        export_weights(tmp_path, tmp_path / "more", head=3)
+
+
+def test_the_last_head_stands_where_the_main_one_does_while_it_is_judged():
+    train = Train(global_batch=1, seq_len=8, dtype="fp32")
+    trainer = Trainer(MODEL, parse("mb1 sync=mhd:public=0.2").on(1), train, alone(), settings=local.SETTINGS)
+    head, x = trainer.stages[0].head, torch.randn(8, 1, MODEL.hidden, dtype=torch.float64)
+    with trainer.lessons.judged():
+        assert torch.allclose(head.logits(x), head.norm(x) @ head.taught[1].T)
+    assert torch.allclose(head.logits(x), head.norm(x) @ head.weight.T)
 
 
 def test_the_last_share_of_a_text_is_public_and_replicas_share_out_the_rest():

@@ -47,6 +47,7 @@ class WeightsOptions(msgspec.Struct, frozen=True, kw_only=True):
     format: options.text("KIND", "hub, dcp (torch.distributed.checkpoint) or checkpoint; hub if left out.") = "hub"
     model: options.text("MODEL", "Write its config.json too: a catalog name or a config.json.") = ""
     dtype: options.text("TYPE", f"Convert to {', '.join(DTYPES)}; as they were trained if left out.") = ""
+    head: options.text("NUMBER", "After sync=mhd: which further head to write as the model's, 1 the first.") = ""
     json: options.JSON = False
 
 
@@ -105,6 +106,10 @@ def _contradictions(given: WeightsOptions) -> list[Diagnostic]:
         refuse("L005", "--format dcp of a folder that has it already", "say hub or checkpoint")
     if given.checkpoint and not distributed and given.format == "checkpoint":
         refuse("L005", "--format checkpoint of what is one already", "say hub or dcp")
+    if given.head and (distributed or given.format != "hub"):
+        refuse("L005", "--head of other than a run's published weights", "leave --head out")
+    elif given.head and not (given.head.isascii() and given.head.isdecimal() and 0 < int(given.head[:9]) < 10**8):
+        refuse("L005", f"--head {given.head} cannot be", "a number such as 2: the second head besides the model's own")
     if given.format == "checkpoint" and given.dtype:
         refuse("L005", f"--dtype {given.dtype} with --format checkpoint", "a run converts by itself: leave it out")
     return found
@@ -135,7 +140,7 @@ def _own(given: WeightsOptions, config: Mapping[str, Any] | None) -> tuple[Path,
 
         made = export_adapter(source, given.to)
     else:
-        made = export_weights(source, given.to, dtype=dtype, config=config)
+        made = export_weights(source, given.to, dtype=dtype, config=config, head=int(given.head or 0))
     extra = read_index(source).meta.extra
     apart = "" if extra.get("joined", True) else ", within a round of local steps: the first replica's own weights"
     if apart and read(extra.get("sync", "step")).differing_models:

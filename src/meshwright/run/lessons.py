@@ -9,7 +9,9 @@ hidden states are drawn towards those of every neighbour; the gradients are of t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -46,13 +48,19 @@ class Teaching(NamedTuple):
         parts = (self.logs, self.hidden, self.numbers)
         return torch.cat([one.contiguous().view(-1).view(torch.uint8) for one in parts if one is not None])
 
+    def bare(self) -> Teaching:
+        """The same without values."""
+        return Teaching(*(None if one is None else torch.empty_like(one, device="meta") for one in self))
+
     def read(self, wire: torch.Tensor) -> Teaching:
         """Read a neighbour's predictions off the bytes of its message; they have the sizes of these."""
         found, at = [], 0
         for like in (self.logs, self.hidden, self.numbers):
             size = 0 if like is None else like.nbytes
-            # bytes of another type begin where they have room in memory of their own
-            found.append(None if like is None else wire[at : at + size].clone().view(like.dtype).view(like.shape))
+            some = wire[at : at + size]
+            if like is self.numbers:  # wider than what is before them, so that they may begin anywhere
+                some = some.clone()
+            found.append(None if like is None else some.view(like.dtype).view(like.shape))
             at += size
         return Teaching(found[0], found[2], found[1])
 
@@ -69,7 +77,7 @@ class Lessons:
         (self.stage,) = trainer.stages.values()
         self.loss: torch.Tensor | None = None
         self._logs: list[torch.Tensor] = []
-        self._hidden = self._said = None
+        self._hidden = self._like = self._wire = None
         self._arrives: list[torch.Tensor] = []
         self._works: list[dist.Work] = []
         self._token = -1
@@ -94,6 +102,17 @@ class Lessons:
         trainer = self.trainer
         return {"stage": 0, "microbatch": trainer.plan.num_microbatches(trainer.train.global_batch)}
 
+    @contextmanager
+    def judged(self) -> Iterator[None]:
+        """Have the last further head, which has learnt from most replicas, stand where the main one does."""
+        head = self.stage.head
+        own, bias = head._tied, head.bias
+        head._tied, head.bias = (SimpleNamespace(weight=head.taught[-1]),), None
+        try:
+            yield
+        finally:
+            head._tied, head.bias = own, bias
+
     def begin(self) -> None:
         """Predict the public text of this step, and start telling the neighbours."""
         trainer, head, taught = self.trainer, self.stage.head, self.taught
@@ -107,13 +126,13 @@ class Lessons:
         self._logs = [likely(head.projected(hidden, weight)) for weight in head.taught]
         self._hidden = F.normalize(wide(hidden), dim=-1) if taught.embed else None
         with torch.no_grad():
-            self._said = self._told(torch.stack([main, *self._logs[:-1]]), hidden.dtype)
-            wire = self._said.wire()
+            said = self._told(torch.stack([main, *self._logs[:-1]]), hidden.dtype)
+            self._wire, self._like = said.wire(), said.bare()  # the bytes are kept until they are sent
         recorder().stop(token)
-        self._arrives = [torch.empty_like(wire) for _ in self.meeting.sources]
-        num_bytes = wire.nbytes * len(self.meeting.targets)
+        self._arrives = [torch.empty_like(self._wire) for _ in self.meeting.sources]
+        num_bytes = self._wire.nbytes * len(self.meeting.targets)
         self._token = recorder().start("neighbours", "dp", key=KEY, num_bytes=num_bytes, **self._label)
-        self._works = self.meeting.begin(wire, self._arrives)
+        self._works = self.meeting.begin(self._wire, self._arrives)
 
     def _told(self, logs: torch.Tensor, dtype: torch.dtype) -> Teaching:
         """The predictions that are sent, in the type that is computed in."""
@@ -129,14 +148,15 @@ class Lessons:
             work.wait()
         recorder().stop(self._token)
         token = recorder().start("BW", chunk=0, **self._label)
-        heard = [self._said.read(wire) for wire in self._arrives]
+        heard = [self._like.read(wire) for wire in self._arrives]
         loss = self.taught.aux * self._of_heads(surest(heard))
         if self._hidden is not None:
             apart = [(self._hidden - wide(one.hidden)).square().sum(-1).mean() for one in heard]
             loss = loss + self.taught.embed * torch.stack(apart).sum()
         loss.backward()
         self.loss = loss.detach()
-        self._logs, self._arrives, self._works, self._hidden, self._said = [], [], [], None, None
+        self._logs, self._arrives, self._works = [], [], []
+        self._hidden = self._like = self._wire = None
         recorder().stop(token)
 
     def _of_heads(self, teacher: Teaching) -> torch.Tensor:

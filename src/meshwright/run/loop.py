@@ -175,6 +175,8 @@ class RankRun:
             routed = trainer.routes is not None
             self.judge = RoutedJudge(trainer, held) if routed else Judge(trainer, held, job.judged_from)
         self.judged: dict[int, float] = {}
+        #: The same by the last of the heads that neighbours teach.
+        self.taught: dict[int, float] = {}
         self.mesh = trainer.mesh
         self.dp = trainer.mesh["dp"]
         self.first = trainer.step_count + 1
@@ -280,9 +282,13 @@ class RankRun:
     def _note(self, result: StepResult, seconds: float) -> None:
         step, loss = self.trainer.step_count, result.loss
         if self.judge is not None and step % self.job.judged_every == 0:
-            self.judged[step] = self.judge.loss()
+            self.judged[step], taught = self.judge.loss(), ""
+            if self.trainer.lessons is not None:
+                with self.trainer.lessons.judged():
+                    self.taught[step] = self.judge.loss()
+                taught = f", by the last head {self.taught[step]:.4f}"
             if self.mesh.first and not self.job.quiet:
-                print(f"step {step:,}: held-out loss {self.judged[step]:.4f}", file=sys.stderr)
+                print(f"step {step:,}: held-out loss {self.judged[step]:.4f}{taught}", file=sys.stderr)
         batch, train = self.trainer.train.global_batch, self.job.train
         for name, value in zip(self.done, (seconds, loss, result.grad_norm, result.num_tokens, batch)):
             self.done[name].append(value)
@@ -303,6 +309,7 @@ class RankRun:
         values |= traffic.so_far() | measures(self.trainer.routers, train, self.trainer.plan)
         values |= {"batch": batch} if self.growth is not None else {}
         values |= {"held_out_loss": self.judged[step]} if step in self.judged else {}
+        values |= {"held_out_loss_taught": self.taught[step]} if step in self.taught else {}
         if self.metrics is not None:
             self.metrics.add(values)
         report = StepReport(steps=self.job.steps, values=values, **{f: values[f] for f in OF_STEP})

@@ -381,7 +381,8 @@ class HeadModule(nn.Module):
             self.weight = table(shared, name)
         #: Heads that learn what those of neighbours predict.
         told = read(shared.plan.sync.policy).taught
-        self.taught = nn.ParameterList(table(shared, f"{TAUGHT}{k}.weight") for k in range(told.heads if told else 0))
+        many = range(told.heads if told else 0)
+        self.taught = nn.ParameterList(table(shared, f"{TAUGHT}{k}.{names.head}.weight") for k in many)
         rows, self.first, self.valid = vocab_rows(shared)
         self.bias = None
         if model.head.bias:

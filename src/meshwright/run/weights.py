@@ -23,7 +23,7 @@ from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.run import safetensors_file
 from meshwright.run.agree import CPU, agree, share
 from meshwright.run.blocks import whole
-from meshwright.run.checkpoint.format import Meta, find, identity
+from meshwright.run.checkpoint.format import Index, Meta, find, identity
 from meshwright.run.checkpoint.loading import CheckpointReader, Source, fill, some
 from meshwright.run.checkpoint.saving import save
 from meshwright.run.mesh import AxisGroup
@@ -228,25 +228,24 @@ def export_weights(
     dtype: torch.dtype | None = None,
     config: Mapping[str, Any] | None = None,
     shard_bytes: int = SHARD_BYTES,
+    head: int = 0,
 ) -> Path:
     """Write the parameters of a checkpoint as published weights, in this process alone and one tensor at a time. What
     else is in the checkpoint is not looked at, nor are heads that no published model has.
 
     `dtype`: the type to convert to, None = as they are. `config`: the model's ``config.json``, written beside them.
+    `head`: which of the heads that neighbours have taught (1 is the first) is written as the model's, 0 its own.
 
     Returns:
         The folder, which is new and appears when it is complete.
 
     Raises:
-        MeshwrightError: H001, H002, X007 for the checkpoint; H008 when the folder has something in it or cannot be
-            written.
+        MeshwrightError: H001, H002, X007 for the checkpoint; L005 for a head that it has not; H008 when the folder has
+            something in it or cannot be written.
     """
     reader, folder = CheckpointReader(find(checkpoint)), Path(folder)
     refuse(folder)
-    taught = {i for i, one in enumerate(reader.index.layouts) if any(p.name.startswith(TAUGHT) for p in one.parts)}
-    known = (entry for entry in reader.index.entries if entry.layout not in taught)
-    parameters = tuple(entry for entry in known if entry.state == "param")
-    reader.index = msgspec.structs.replace(reader.index, entries=parameters)
+    reader.index = _published(reader.index, head)
     wrong = reader.wrong()
     if wrong:
         raise MeshwrightError(wrong)
@@ -255,6 +254,30 @@ def export_weights(
         if config is not None:
             write_config(temporary, config, _type_name(reader, dtype))
     return folder
+
+
+def _published(index: Index, head: int) -> Index:
+    """The parameters of an index that a published model has, with a taught `head` as the model's where one is asked
+    for."""
+    prefix, further = f"{TAUGHT}{head - 1}.", sorted(name for name in index.tensors if name.startswith(TAUGHT))
+    chosen = [name for name in further if name.startswith(prefix)] if head else []
+    own = chosen[0].removeprefix(prefix) if chosen else ""
+    if head and own not in index.tensors:
+        why = "whose own head is its embedding's table" if own else f"which has {len(further)} heads besides its own"
+        message = f"--head {head} of a model {why}"
+        raise MeshwrightError.one("L005", message, place="meshwright weights", help="leave --head out")
+    left = {*further, own} - {*chosen}
+    gone = {i for i, one in enumerate(index.layouts) if any(part.name in left for part in one.parts)}
+    layouts = [
+        msgspec.structs.replace(
+            one, parts=tuple(msgspec.structs.replace(p, name=own) if p.name in chosen else p for p in one.parts)
+        )
+        if i not in gone
+        else one
+        for i, one in enumerate(index.layouts)
+    ]
+    entries = tuple(one for one in index.entries if one.state == "param" and one.layout not in gone)
+    return msgspec.structs.replace(index, layouts=tuple(layouts), entries=entries)
 
 
 def save_weights(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from meshwright.spec.model import Model
     from meshwright.spec.workload import Train
 
-#: What the names of heads begin with that neighbours teach.
+#: What the names of heads begin with that neighbours teach, before their number and the name of the main one.
 TAUGHT = "taught_heads."
 #: Bytes of the number of a token in the vocabulary, where some are sent.
 NUMBER_BYTES = 4
