@@ -24,10 +24,11 @@ def public(model, rows: int, length: int, step: int) -> torch.Tensor:
     return torch.randint(0, model.vocab, (rows, length + 1), generator=made)
 
 
-def by_hand(rank: int, model, train: Train, last: int, neighbours: tuple[tuple[int, ...], ...], said: dict):
+def by_hand(rank: int, model, train: Train, last: int, turns: tuple[tuple[tuple[int, ...], ...], ...], said: dict):
     """Losses, norms, parameters and heads [vocab, hidden] of every replica: its own text by a trainer of one process,
-    public text and what is learnt of it by the equations, and its further heads updated by those of AdamW."""
-    many = len(neighbours)
+    public text and what is learnt of it by the equations, and its further heads updated by those of AdamW. `turns`:
+    whom each hears in a step, over and over."""
+    many = len(turns[0])
     share = Train(global_batch=train.global_batch // many, seq_len=train.seq_len, dtype=train.dtype)
     settings = msgspec.structs.replace(local.SETTINGS, clip=1.0)
     trainers = [Trainer(model, parse("tp1 mb1").on(1), share, alone(), settings=settings) for _ in range(many)]
@@ -41,7 +42,7 @@ def by_hand(rank: int, model, train: Train, last: int, neighbours: tuple[tuple[i
     means = [[(torch.zeros(size).double(), torch.zeros(size).double()) for _ in mine] for mine in heads]
     seen: list[list] = [[] for _ in range(many)]
     for step in range(last):
-        chain, points, losses = [], [], []
+        chain, points, losses, neighbours = [], [], [], turns[step % len(turns)]
         for i, trainer in enumerate(trainers):
             for exchange in trainer.exchanges:
                 exchange.reset()

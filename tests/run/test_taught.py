@@ -27,23 +27,25 @@ from tests.run.processes import launch
 from tests.run.small import differences, llama
 
 MODEL = llama(layers=1, hidden=16, heads=2, kv_heads=1, vocab=31, ffn=24)
-PAIR, RING = ((1,), (0,)), ((1, 3), (0, 2), (1, 3), (0, 2))
+PAIR, RING = (((1,), (0,)),), (((1, 3), (0, 2), (1, 3), (0, 2)),)
+TURNS = ((2,), (0,), (1,)), ((1,), (2,), (0,))  # one place before, then two
 
 
 @pytest.mark.parametrize(
-    ["neighbours", "words"],
+    ["turns", "words"],
     [
         (PAIR, {"heads": 1, "aux": 1.0, "embed": 0.0, "top": 0}),
         (PAIR, {"heads": 3, "aux": 0.5, "embed": 0.7, "top": 4}),
         (RING, {"heads": 2, "aux": 3.0, "embed": 1.0, "top": 0}),
+        (TURNS, {"heads": 2, "aux": 1.0, "embed": 1.0, "top": 0, "graph": "exponential"}),
     ],
 )
-def test_every_replica_learns_what_neighbours_predict_as_by_hand(neighbours, words):
-    many, last = len(neighbours), 3
+def test_every_replica_learns_what_neighbours_predict_as_by_hand(turns, words):
+    many, last = len(turns[0]), 3
     train = Train(global_batch=2 * many, seq_len=8, dtype="fp32")
     said = ",".join(f"{name}={value}" for name, value in words.items())
     got = launch(many, taught.trained, MODEL, f"dp{many} mb1 sync=mhd:public=0.2,{said}", train, last)
-    (wanted,) = launch(1, taught.by_hand, MODEL, train, last, neighbours, words)
+    (wanted,) = launch(1, taught.by_hand, MODEL, train, last, turns, words)
     for (losses, state, _), (seen, theirs, heads) in zip(got, wanted, strict=True):
         for ours, one in zip(losses, seen, strict=True):
             assert ours == pytest.approx(one, rel=1e-10)
@@ -55,13 +57,14 @@ def test_every_replica_learns_what_neighbours_predict_as_by_hand(neighbours, wor
     assert not torch.allclose(ends[0], ends[1])
 
 
-@pytest.mark.parametrize(["met", "top", "embed"], [("ring", 0, 1), ("static-exponential", 3, 0)])
+@pytest.mark.parametrize(["met", "top", "embed"], [("ring", 0, 1), ("static-exponential", 3, 0), ("exponential", 0, 0)])
 def test_bytes_that_a_rank_sends_are_the_predicted_ones(met, top, embed):
     text, steps = f"dp4 mb1 sync=mhd:public=0.2,graph={met},top={top},embed={embed}", 2
     train = Train(global_batch=8, seq_len=8, dtype="fp32")
     where = parse(text)
     run = simulate(where, MODEL, load("4xh100"), train, standard())
-    (move,) = [move for program in run.lowered.programs for move in program.moves]
+    move, *others = [move for program in run.lowered.programs for move in program.moves]
+    assert all((one.num_bytes, one.group.fan) == (move.num_bytes, move.group.fan) for one in others)
     each = 8 * 2 * (3 * (4 + 4) if top else 31 * 4) + 8 * 16 * 4 * embed
     heard = len(graph(met, 4).turns[0][0])
     assert move.num_bytes == each and move.group.fan == heard

@@ -72,13 +72,21 @@ def test_layouts_under_which_a_replica_is_not_one_rank_are_refused(words, where,
     assert any(d.code == "Y003" and where in d.place and reason in d.message for d in found)
 
 
-@pytest.mark.parametrize(
-    ["graph", "reason"],
-    [("random,degree=1", "not connected"), ("exponential", "neighbours are others in every exchange")],
-)
-def test_graphs_without_neighbours_who_stay_are_refused(graph, reason):
-    (found,) = check(parse(f"dp8 mb1 sync=mhd:public=0.1,graph={graph}"), GPT2, WHERE, TRAIN)
-    assert found.code == "Y003" and reason in found.message and found.help
+def test_a_graph_in_parts_that_never_meet_is_refused():
+    (found,) = check(parse("dp8 mb1 sync=mhd:public=0.1,graph=random,degree=1"), GPT2, WHERE, TRAIN)
+    assert found.code == "Y003" and "not connected" in found.message and found.help
+
+
+def test_a_step_with_other_neighbours_each_time_is_the_mean_over_them():
+    where = mw.load_cluster("2x4xh100,10gbe")  # the next and the one after are inside of a node, the fourth is not
+    whole = {
+        words: simulate(parse(f"dp8 mb1 sync=mhd:public=0.1,graph={words}"), GPT2, where, TRAIN, standard())
+        for words in ("exponential", "ring")
+    }
+    one = whole["exponential"].round
+    assert one.every == 3 and whole["ring"].round is None
+    sends = [part.sends_s for part in one.parts]
+    assert sends[2] > 1.01 * sends[0] and one.mean_s == pytest.approx(sum(sends) / 3, rel=1e-6)
 
 
 def test_mixtures_and_a_single_replica_are_refused():

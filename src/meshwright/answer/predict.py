@@ -279,11 +279,12 @@ def _attribution(run: Simulated, timeline: Timeline) -> dict[str, float]:
         return split
     inner = attribution(from_times(run.lowered.graph, *one.times), one.causes)
     split = {cause: one.over(inner[cause], seconds) for cause, seconds in split.items()}
+    least = 1e-12 * one.mean_s  # what is left where two equal numbers are taken apart
     if len(one.parts) == 1 and not one.lag:
-        least = 1e-12 * one.mean_s  # what is left where two equal numbers are taken apart
         return {cause: seconds if seconds > least else 0.0 for cause, seconds in split.items()}
     split["optimizer"] += sum(part.applies_s - one.inner_s for part in one.parts) / one.every
-    split["dp"] += one.mean_s - sum(split.values())  # what is waited for, and parts that take less than the one shown
+    rest = one.mean_s - sum(split.values())  # what is waited for, and parts that take less than the one shown
+    split["dp"] += rest if abs(rest) > least else 0.0
     return split
 
 

@@ -136,7 +136,7 @@ class Binder:
             case SlopesRole():
                 return self.moving(self.over([slopes(self.plan)], self.start(role.slice, 0)))
             case PredictionsRole():
-                return predicted(self)
+                return predicted(self, role.turn)
             case UpdateRole():
                 return self._update(role)
             case CodeRole():

@@ -91,7 +91,9 @@ class SlopesRole(msgspec.Struct, frozen=True):
 
 
 class PredictionsRole(msgspec.Struct, frozen=True):
-    """The predictions that heads of every replica make of public text, which its neighbours get."""
+    """The predictions that heads of every replica make of public text, which its neighbours of a ``turn`` get."""
+
+    turn: int = 0
 
 
 class UpdateRole(msgspec.Struct, frozen=True, cache_hash=True):

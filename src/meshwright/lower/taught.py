@@ -17,6 +17,7 @@ from meshwright.spec.architecture import HEAD
 from meshwright.sync.fragments import predictions
 from meshwright.sync.groups import most_heard
 from meshwright.sync.policy import read
+from meshwright.sync.rounds import turns_of
 from meshwright.work import Elementwise
 
 if TYPE_CHECKING:
@@ -41,16 +42,19 @@ def add_lessons(
     main head, which learns nothing there. Return its tasks; they are the last of every replica's passes."""
     if not public:
         return []
-    sent = builder.extend(KIND["neighbours"], roles(PredictionsRole()), stage=0, microbatch=facts.counts[0])
+    said = {"stage": 0, "microbatch": facts.counts[0]}
+    sent = [builder.extend(KIND["neighbours"], roles(PredictionsRole(turn)), **said) for turn in range(facts.turns)]
     first = next(i for i, unit in enumerate(facts.taught.units) if unit.kind == HEAD)
     learns = facts.taught.units[:first] + facts.taught.units[first + 1 :]
     out = []
     for index, (count, compute, made) in enumerate(zip(facts.counts, computes, public)):
-        builder.occupy(sent, [builder.stream(index, "dp")])
-        builder.depend(sent, made)
+        for one in sent:  # of others in each turn
+            builder.occupy(one, [builder.stream(index, "dp")])
+            builder.depend(one, made)
         stream, role = builder.stream(index, "compute"), roles(PassRole("BW", learns, index, 0))
         out.append(builder.extend(KIND["BW"], role, stream=[stream], stage=0, chunk=0, microbatch=count))
-        builder.depend(out[-1], sent)
+        for one in sent:
+            builder.depend(out[-1], one)
         compute.done = out[-1]
     return out
 
@@ -67,13 +71,14 @@ def predictions_bytes(stages: Stages) -> int:
     return message_bytes(stages) * (1 + most_heard(policy.group, layout.dp))
 
 
-def predicted(binder: Binder) -> Program:
-    """The messages of predictions, and the work on both their ends: log-probabilities of every head written, those that
-    are heard read for the surest and for its probabilities."""
+def predicted(binder: Binder, turn: int) -> Program:
+    """The messages of predictions to the neighbours of a turn, and the work on both their ends: log-probabilities of
+    every head written, those that are heard read for the surest and for its probabilities."""
     stages, policy = binder.stages, binder.policy
     size = message_bytes(stages)
-    program = binder.moving(binder.over([predictions(stages.plan, policy, size)], 0))
+    program = binder.moving(binder.over([predictions(stages.plan, policy, size)], 0, turn))
     c, heard = stages.context(), max((move.group.fan for move in program.moves), default=0.0)
     made = c.tokens * stages.model.vocab * policy.taught.heads * (4.0 + 3 * c.element)
     work = Elementwise(num_bytes=made + 3 * heard * size, kernels=6 * policy.taught.heads, fused=True)
-    return msgspec.structs.replace(program, work=work)
+    every = turns_of(policy, stages.plan.layout.dp)
+    return msgspec.structs.replace(program, work=work, every=every, part=turn)

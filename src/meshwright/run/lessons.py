@@ -72,7 +72,7 @@ class Lessons:
     def __init__(self, trainer: Trainer):
         self.trainer, policy = trainer, read(trainer.plan.sync.policy)
         self.taught, group = policy.taught, trainer.mesh["dp"]
-        self.meeting = Meeting.of(graph(policy.group, group.size).at(0), group)
+        self.group, self.graph = group, graph(policy.group, group.size)
         self.text: Callable[[int], Batch] = self._drawn
         (self.stage,) = trainer.stages.values()
         self.loss: torch.Tensor | None = None
@@ -129,10 +129,11 @@ class Lessons:
             said = self._told(torch.stack([main, *self._logs[:-1]]), hidden.dtype)
             self._wire, self._like = said.wire(), said.bare()  # the bytes are kept until they are sent
         recorder().stop(token)
-        self._arrives = [torch.empty_like(self._wire) for _ in self.meeting.sources]
-        num_bytes = self._wire.nbytes * len(self.meeting.targets)
+        meeting = Meeting.of(self.graph.at(trainer.step_count), self.group)
+        self._arrives = [torch.empty_like(self._wire) for _ in meeting.sources]
+        num_bytes = self._wire.nbytes * len(meeting.targets)
         self._token = recorder().start("neighbours", "dp", key=KEY, num_bytes=num_bytes, **self._label)
-        self._works = self.meeting.begin(self._wire, self._arrives)
+        self._works = meeting.begin(self._wire, self._arrives)
 
     def _told(self, logs: torch.Tensor, dtype: torch.dtype) -> Teaching:
         """The predictions that are sent, in the type that is computed in."""
@@ -149,15 +150,21 @@ class Lessons:
         recorder().stop(self._token)
         token = recorder().start("BW", chunk=0, **self._label)
         heard = [self._like.read(wire) for wire in self._arrives]
-        loss = self.taught.aux * self._of_heads(surest(heard))
-        if self._hidden is not None:
-            apart = [(self._hidden - wide(one.hidden)).square().sum(-1).mean() for one in heard]
-            loss = loss + self.taught.embed * torch.stack(apart).sum()
-        loss.backward()
-        self.loss = loss.detach()
+        if heard:  # of pairs of an odd number one rests
+            loss = self._of_all(heard)
+            loss.backward()
+            self.loss = loss.detach()
         self._logs, self._arrives, self._works = [], [], []
         self._hidden = self._like = self._wire = None
         recorder().stop(token)
+
+    def _of_all(self, heard: list[Teaching]) -> torch.Tensor:
+        """The loss of heads and hidden states by what neighbours predict."""
+        loss = self.taught.aux * self._of_heads(surest(heard))
+        if self._hidden is None:
+            return loss
+        apart = [(self._hidden - wide(one.hidden)).square().sum(-1).mean() for one in heard]
+        return loss + self.taught.embed * torch.stack(apart).sum()
 
     def _of_heads(self, teacher: Teaching) -> torch.Tensor:
         """The cross-entropy of every head with what it is taught, in the mean over tokens, summed over heads."""

@@ -33,15 +33,12 @@ def fragments(plan: Plan, policy: SyncPolicy, weights: Weights, stored: Stored) 
 
 
 def wrong(plan: Plan, cluster: Cluster, policy: SyncPolicy) -> Iterator[Diagnostic]:
-    """Plans without replicas of their own, and graphs that are in parts or change."""
+    """Plans without replicas of their own, and graphs in parts that never meet."""
     yield from local.wrong(plan, cluster, policy)
     _, replicas = local.between(plan)
     if replicas < 2:
         return
     found = groups.refusal(policy.group, replicas)
-    if found is None and groups.graph(policy.group, replicas).changes:
-        legal = f"graph={groups.RING.name}, graph={groups.TORUS.name} or graph={groups.RANDOM.name}"
-        found = "neighbours are others in every exchange", legal
     if found is not None:
         reason, legal = found
         yield Diagnostic(
