@@ -240,15 +240,14 @@ class GraphBuilder:
         return rank * len(QUEUES) + QUEUE[queue]
 
     def extend(self, kind, key, *, stream=None, **attributes) -> NDArray[np.int64]:
-        """Append n tasks, the longest argument deciding n; scalars are spread. Returns their numbers.
+        """Append n tasks, as many as the arguments that are no scalars say; scalars are spread. Returns their numbers.
 
         `stream` may be None when members are given through :meth:`occupy`.
         """
         columns = [np.atleast_1d(np.asarray(c)) for c in (kind, key, *attributes.values())]
-        n = max(len(c) for c in columns)
         if stream is not None:
             stream = np.atleast_1d(np.asarray(stream))
-            n = max(n, len(stream))
+        (n,) = np.broadcast_shapes(*(c.shape for c in columns), *((stream.shape,) if stream is not None else ()))
         ids = np.arange(self._count, self._count + n)
         self._count += n
         attr = np.full((len(ATTRIBUTES), n), -1, np.int32)

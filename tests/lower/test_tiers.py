@@ -150,6 +150,13 @@ def test_a_delayed_update_takes_no_time_of_its_own_while_the_next_step_is_longer
     assert slow.step_time_s == pytest.approx(34 * GPT.num_params / 8 / (0.46 * 1e9 / 8), rel=0.1)
 
 
+def test_activations_of_few_layers_that_all_are_used_again_at_once_stay():
+    layers = GPT.num_layers
+    plain, near = (answer(f"dp8 mb2{words}") for words in ("", f" offload=activations prefetch={2 * layers}"))
+    assert near.step_time_s == plain.step_time_s
+    assert moved(f"dp8 mb2 offload=activations prefetch={2 * layers}") == {}
+
+
 def test_more_layers_ahead_hide_more_and_need_more_room():
     few, many = (answer(f"dp8 zero3 mb2 offload=params prefetch={n}", "8xa100,copy=0.1") for n in (1, 6))
     assert many.step_time_s < few.step_time_s
