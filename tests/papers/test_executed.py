@@ -125,7 +125,8 @@ def test_collectives_that_bring_nothing(monkeypatch):
     )
     found = checks()["oneflow"]()
     assert [f.what for f in found.figures if not f.ok] == [
-        "collectives of 2 x 2 processes, furthest from simulated ones"
+        "collectives of 2 x 2 processes, furthest from simulated ones",
+        "a model trained by completed placements on 2 x 2 processes, uneven: furthest from one process",
     ]
 
 

@@ -3,6 +3,7 @@
 import json
 import shlex
 from importlib.resources import as_file, files
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,7 @@ from meshwright.spec.serve import parse as parse_serve
 from meshwright.spec.workload import parse as parse_train
 from meshwright.world.trace import read
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 SWITCHED = [p for p in papers().values() if p.switch]
 SMALL = {
     "model_type": "llama",
@@ -33,10 +35,15 @@ SMALL = {
 
 @pytest.fixture
 def own(tmp_path):
-    """The files that MODEL, FOLDER and TRACE in a command stand for."""
+    """The files that MODEL, FOLDER, TRACE and PLACEMENTS in a command stand for."""
     (tmp_path / "config.json").write_text(json.dumps(SMALL))
     with as_file(files("meshwright.papers").joinpath("data", "dpro_zb-h1.json.gz")) as trace:
-        yield {"MODEL": str(tmp_path / "config.json"), "FOLDER": str(tmp_path / "out"), "TRACE": str(trace)}
+        yield {
+            "MODEL": str(tmp_path / "config.json"),
+            "FOLDER": str(tmp_path / "out"),
+            "TRACE": str(trace),
+            "PLACEMENTS": str(EXAMPLES / "placements.toml"),
+        }
 
 
 def test_every_usable_row_has_a_switch():

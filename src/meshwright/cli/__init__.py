@@ -31,6 +31,7 @@ COMMANDS = {
     "reproduce": "One paper's figures beside ours, with the error and what is assumed",
     "whatif": "What a published technique does to a plan: gain, memory, exact or not",
     "lower": "The task graph of a plan, pass by pass",
+    "place": "A few tensors' placements completed for a model and a mesh, priced and trained",
     "export": "The plan as a configuration of a training or serving engine: Megatron-LM, vLLM, Kubernetes and more",
     "ui": "The question as a local page: controls, the live answer, a search with its progress",
     "explain": "What a word or an error code means",

@@ -194,7 +194,7 @@ VALUES = {
 #: Command -> what its first argument may be.
 POSITIONAL = {
     **dict.fromkeys(("predict", "search", "run", "export", "whatif", "emulate", "lower"), _questions),
-    **dict.fromkeys(("diff", "weights"), _models),
+    **dict.fromkeys(("diff", "weights", "place"), _models),
     "explain": _terms,
     "catalog": _kinds,
     "reproduce": _papers,

@@ -115,6 +115,10 @@ class Mesh:
         spans = [(self.layout.stride(a), getattr(self.layout, a)) for a in axes]
         return self._span(tuple(sorted((s, n) for s, n in spans if n > 1)), start)
 
+    def along(self, stride: int, size: int) -> Group:
+        """So many ranks a stride apart, on an axis that a plan has no name for."""
+        return self._span(((stride, size),) if size > 1 else (), 0)
+
     def among(self, name: str, start: int = 0) -> Group:
         """The group that a fragment is exchanged over, by the name it has there."""
         layout = self.layout

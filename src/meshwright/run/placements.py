@@ -28,14 +28,14 @@ def apart(mesh: AxisMesh, pairs: Sequence[tuple[Placement, Placement]], shape: S
 
 def _compare(world: World, mesh: AxisMesh, pairs: tuple, shape: tuple[int, ...]) -> float:
     coordinates = list(mesh.ranks)
-    me, groups = coordinates[world.rank], _groups(mesh, world.rank)
+    me, groups = coordinates[world.rank], groups_along(mesh, world.rank)
     tensor, worst = np.random.default_rng(0).standard_normal(shape), 0.0
     for source, target in pairs:
         simulated = algebra.distribute(mesh, source, tensor, seed=1)
         real = torch.from_numpy(simulated[me].copy())
         for one in algebra.transfers(mesh, source, target, shape):
             axis = [name for name, _ in mesh.axes].index(one.axis)
-            real = _carried(one, axis, real, mesh.sizes[axis], me[axis], groups[axis])
+            real = carried(one, axis, real, mesh.sizes[axis], me[axis], groups[axis])
             simulated = algebra.carry_out(mesh, one, simulated)
         same = real.shape == simulated[me].shape
         worst = max(worst, float(np.abs(real.numpy() - simulated[me]).max(initial=0.0)) if same else float("inf"))
@@ -44,7 +44,7 @@ def _compare(world: World, mesh: AxisMesh, pairs: tuple, shape: tuple[int, ...])
     return float(most)
 
 
-def _groups(mesh: AxisMesh, rank: int) -> list[dist.ProcessGroup | None]:
+def groups_along(mesh: AxisMesh, rank: int) -> list[dist.ProcessGroup | None]:
     """This rank's process group along each axis."""
     coordinates = list(mesh.ranks)
     out: list[dist.ProcessGroup | None] = [None] * len(mesh.axes)
@@ -57,7 +57,7 @@ def _groups(mesh: AxisMesh, rank: int) -> list[dist.ProcessGroup | None]:
     return out
 
 
-def _carried(one: Transfer, axis: int, x: torch.Tensor, size: int, me: int, group) -> torch.Tensor:
+def carried(one: Transfer, axis: int, x: torch.Tensor, size: int, me: int, group) -> torch.Tensor:
     """Carry out one transfer and return this rank's tensor after it."""
     before, after = one.before[axis], one.after[axis]
     if one.op == "slice":
