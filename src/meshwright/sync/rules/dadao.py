@@ -45,18 +45,7 @@ def fragments(plan: Plan, policy: SyncPolicy, weights: Weights, stored: Stored) 
 def wrong(plan: Plan, cluster: Cluster, policy: SyncPolicy) -> Iterator[Diagnostic]:
     """Plans that local steps cannot keep together, and graphs whose edges do not go both ways, always the same."""
     yield from local.wrong(plan, cluster, policy)
-    _, replicas = local.between(plan)
-    if replicas < 2:
-        return
-    found = groups.pairless(policy.group, replicas)
-    if found is not None:
-        reason, legal = found
-        yield Diagnostic(
-            code="Y003",
-            message=f"{replicas} replicas on graph={policy[GRAPH]} have no edges that tick: {reason}",
-            place=f"plan.sync.policy = {policy.text}",
-            help=f"take {legal}",
-        )
+    yield from local.unmet(plan, policy, groups.pairless, "have no edges that tick")
 
 
 DADAO = SyncRule(

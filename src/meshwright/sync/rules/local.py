@@ -9,7 +9,7 @@ step, and parameters are averaged between the scopes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -30,6 +30,7 @@ from meshwright.sync.fragments import (
     gradients,
 )
 from meshwright.sync.options import RuleOption
+from meshwright.sync.record import GRAPH
 from meshwright.sync.rules import SyncRule
 from meshwright.sync.rules.step import uncombined
 
@@ -159,6 +160,23 @@ def wrong(plan: Plan, cluster: Cluster, policy: SyncPolicy) -> Iterator[Diagnost
             "replicas with unequal shares of the batch have no plain mean",
             f"layout.shares = {layout.shares}",
             "drop shares",
+        )
+
+
+def unmet(
+    plan: Plan, policy: SyncPolicy, refused: Callable[[str, int], tuple[str, str] | None], lack: str
+) -> Iterator[Diagnostic]:
+    """Y003 for a graph whose neighbours a rule cannot use: `refused` gives the reason and a graph that is legal, of a
+    graph's words and the number of replicas; `lack` is what replicas do not have there."""
+    _, replicas = between(plan)
+    found = refused(policy.group, replicas) if replicas > 1 else None
+    if found is not None:
+        reason, legal = found
+        yield Diagnostic(
+            code="Y003",
+            message=f"{replicas} replicas on graph={policy[GRAPH]} {lack}: {reason}",
+            place=f"plan.sync.policy = {policy.text}",
+            help=f"take {legal}",
         )
 
 

@@ -35,18 +35,7 @@ def fragments(plan: Plan, policy: SyncPolicy, weights: Weights, stored: Stored) 
 def wrong(plan: Plan, cluster: Cluster, policy: SyncPolicy) -> Iterator[Diagnostic]:
     """Plans without replicas of their own, and graphs in parts that never meet."""
     yield from local.wrong(plan, cluster, policy)
-    _, replicas = local.between(plan)
-    if replicas < 2:
-        return
-    found = groups.refusal(policy.group, replicas)
-    if found is not None:
-        reason, legal = found
-        yield Diagnostic(
-            code="Y003",
-            message=f"{replicas} replicas on graph={policy[GRAPH]} have no neighbours who teach them: {reason}",
-            place=f"plan.sync.policy = {policy.text}",
-            help=f"take {legal}",
-        )
+    yield from local.unmet(plan, policy, groups.refusal, "have no neighbours who teach them")
 
 
 MHD = SyncRule(
