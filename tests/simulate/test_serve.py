@@ -64,13 +64,15 @@ def test_without_graphs_an_iteration_takes_what_its_host_does_at_least():
 @pytest.mark.parametrize("policy", serving.names("batching"))
 @pytest.mark.parametrize("concurrency", [0, 20])
 @pytest.mark.parametrize(
-    ("blocks", "stages", "eager"), [(400, 1, 0.0), (400, 3, 9e-3), (4000, 1, 9e-3), (4000, 3, 0.0)]
+    ("blocks", "stages", "eager", "serial_s"),
+    [(400, 1, 0.0, 0.0), (400, 3, 9e-3, 0.02), (4000, 1, 9e-3, 0.0), (4000, 3, 0.0, 0.02)],
 )
-def test_the_fast_loop_equals_the_plain_one(policy, concurrency, blocks, stages, eager):
+def test_the_fast_loop_equals_the_plain_one(policy, concurrency, blocks, stages, eager, serial_s):
     rng = np.random.default_rng(blocks + stages + concurrency)
     at = np.arange(90) * 0.05 if concurrency else np.cumsum(rng.exponential(1 / 30, 90))
     asked = requests(*zip(at, rng.integers(1, 1500, 90), rng.integers(1, 120, 90)), concurrency=concurrency)
-    host = HostTimes(step_s=1e-3, request_s=1e-5, eager_s=eager, graph_tokens=16)
+    front = {"serial_s": serial_s, "serial_token_s": 1e-3 * serial_s}
+    host = HostTimes(step_s=1e-3, request_s=1e-5, eager_s=eager, graph_tokens=16, **front)
     one = replica(policy, COSTS, blocks=blocks, stages=stages, host=host, budget=700)
     fast, plain = simulate(one, asked), plainly(one, asked)
     for name in TIMES:

@@ -86,6 +86,15 @@ def test_it_is_with_pipelines_and_hosts_that_are_slow():
     both_ways(replicas("vllm-v1", 1, 2, stages=3, host=host), drawn(5, concurrency=30))
 
 
+@pytest.mark.parametrize("concurrency", [0, 30])
+def test_it_is_where_requests_wait_for_one_another_at_the_front_of_every_door(concurrency):
+    host = HostTimes(step_s=1e-3, serial_s=0.02, serial_token_s=1e-5)
+    found = both_ways(replicas("vllm-v1", 2, 1, host=host), drawn(5, concurrency=concurrency))
+    whole = found.whole
+    assert (whole.scheduled_s >= whole.arrival_s + 0.02).all()
+    assert (np.diff(np.sort(whole.scheduled_s[found.source == 0])) >= 0).all()
+
+
 @pytest.mark.parametrize(
     "gate", [{"poll": 7}, {"batch_wait": 5, "fill": 0.5}, {"batch_wait": 9, "groups": 4}, {"poll": 4, "batch_wait": 3}]
 )

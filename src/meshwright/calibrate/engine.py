@@ -72,6 +72,8 @@ CONSTANTS = (
     EngineConstant("layer_us", 150.0, 50.0, 0.0, 3000.0),
     EngineConstant("experts_us", 150.0, 50.0, 0.0, 6000.0),
     EngineConstant("latent_us", 0.0, 50.0, 0.0, 6000.0),
+    EngineConstant("serial_us", 500.0, 200.0, 0.0, 20000.0),
+    EngineConstant("serial_token_us", 0.5, 0.25, 0.0, 20.0),
     EngineConstant("front_us", 10000.0, 1000.0, 0.0, 300000.0),
     EngineConstant("token_us", 3.0, 0.5, 0.0, 50.0),
     EngineConstant("front_steps", 1.0, 0.25, 0.0, 50.0),

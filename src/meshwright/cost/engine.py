@@ -89,6 +89,8 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     layer_us: float = 100.0
     experts_us: float = 0.0
     latent_us: float = 0.0
+    serial_us: float = 0.0
+    serial_token_us: float = 0.0
     front_us: float = 0.0
     token_us: float = 0.0
     front_steps: float = 0.0

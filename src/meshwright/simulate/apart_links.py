@@ -108,3 +108,18 @@ def next_change(
             then = now + left[r] / rate[r] if left[r] > 0.0 else now
         due = then if then < due else due
     return due
+
+
+@part
+def part_over(num_flows: int, flows: OutInt64s, flowing: Int64s, left: Float64s, over: OutInt64s) -> tuple[int, int]:
+    """Take those of the flows that are over out of them and write them down; return how many are left, and over."""
+    kept = num_over = 0
+    for i in range(num_flows):
+        r = flows[i]
+        if flowing[r] == 1 and left[r] <= 0.0:
+            over[num_over] = r
+            num_over += 1
+        else:
+            flows[kept] = r
+            kept += 1
+    return kept, num_over

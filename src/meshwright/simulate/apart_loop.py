@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from meshwright.native import Float64s, Int64s, OutFloat64s, OutInt64s, native
 from meshwright.simulate.apart_ends import leave, sample
-from meshwright.simulate.apart_links import advance, next_change, settle
+from meshwright.simulate.apart_links import advance, next_change, part_over, settle
 from meshwright.simulate.apart_steps import (
     BLOCK,
     BLOCKS,
@@ -57,6 +57,7 @@ from meshwright.simulate.apart_steps import (
     price,
     pull,
 )
+from meshwright.simulate.front_line import FRONTS, THROUGH, first_through, stand
 from meshwright.simulate.serve_loop import DECODE, HOST, IDLE, LINEAR, PREFILL, SAMPLED
 
 #: Where the time of an engine goes, as :data:`meshwright.simulate.served.SPENT` names it.
@@ -82,6 +83,12 @@ def apart_loop(
     answer: Int64s,
     output: Int64s,
     arrival: Float64s,
+    prompt: Int64s,
+    serial_s: Float64s,
+    front: OutInt64s,
+    free_s: OutFloat64s,
+    line: OutInt64s,
+    entry_s: OutFloat64s,
     linear_s: Float64s,
     sampled_s: Float64s,
     decode_s: Float64s,
@@ -150,10 +157,15 @@ def apart_loop(
     due = NEVER
     coming, following, turn = 0, known, 0
     lo = hi = num_done = num_asked = num_flows = num_over = 0
-    ending, finished_at, moves = -1, -1, STILL
+    ending, finished_at, moves, entered = -1, -1, STILL, -1
     while True:
         who = -1
-        if lo < hi:
+        if lo < hi and lo != entered and serial_s[2 * door[lo]] + serial_s[2 * door[lo] + 1] > 0.0:
+            # ---- who comes stands at the front of its door
+            came_s[lo] = now
+            stand(door[lo], lo, now, n, serial_s, prompt, front, free_s, line, entry_s)
+            lo += 1
+        elif lo < hi:
             # ---- somebody comes: all at once to the one door there is, else one after the other
             d = door[lo]
             last = hi if num_doors == 1 else lo + 1
@@ -165,12 +177,12 @@ def apart_loop(
             elif d != ending and state[at + NUM_RUN] < limit[d * LIMITS + MAX_BATCH]:
                 turn = cut(d, now, state, clock, turn)
             for r in range(lo, last):
-                came_s[r] = now
+                came_s[r] = now if r != entered else came_s[r]
                 queue[d * wide + state[at + TAIL]] = r
                 state[at + TAIL] += 1
             if limit[d * LIMITS + POLL] <= 1:
                 state[at + LOOKED] = state[at + TAIL]
-            lo = last
+            lo, entered = last, -1
         elif ending >= 0:
             # ---- the engine moves on behind its iterations, without those that leave
             w, at = ending, ending * STATES
@@ -225,16 +237,7 @@ def apart_loop(
                     load,
                     rising,
                 )
-            kept = num_over = 0
-            for i in range(num_flows):
-                r = flows[i]
-                if flowing[r] == 1 and left[r] <= 0.0:
-                    over[num_over] = r
-                    num_over += 1
-                else:
-                    flows[kept] = r
-                    kept += 1
-            num_flows = kept
+            num_flows, num_over = part_over(num_flows, flows, flowing, left, over)
             moves = LEAVING
         elif moves >= LEAVING:
             # ---- those that are over: each engine that had some gives up their blocks, then each that has some now
@@ -312,12 +315,17 @@ def apart_loop(
                     then = clock[i * CLOCKS + ENDS]
                     if then < now or (then == now and (w < 0 or state[i * STATES + ORDER] < state[w * STATES + ORDER])):
                         now, w = then, i
-            if coming < known and arrival[coming] <= now:
+            through = first_through(num_engines, n, front, line, entry_s, came_s)
+            if coming < known and arrival[coming] <= now and (through < 0 or arrival[coming] <= entry_s[through]):
                 now, w = arrival[coming], -1
                 lo = coming
                 while coming < known and arrival[coming] == now:
                     coming += 1
                 hi = coming
+            elif through >= 0 and entry_s[through] <= now:
+                now, w, entered = entry_s[through], -1, through
+                front[door[through] * FRONTS + THROUGH] += 1
+                lo, hi = through, through + 1
             elif now >= NEVER:
                 return busy_s
             moves = MOVING

@@ -11,6 +11,7 @@ import numpy as np
 
 from meshwright.errors import MeshwrightError
 from meshwright.serving.routing import Router
+from meshwright.simulate.front_line import FRONTS
 from meshwright.simulate.serve_loop import (
     EVICTIONS,
     ITERATIONS,
@@ -73,6 +74,7 @@ def serve_fast(replica: Replica, requests: Requests, begun_s: np.ndarray | None 
             np.int64,
         ),
         np.array([host.step_s, host.request_s, host.eager_s]),
+        np.zeros(2) if begun_s is not None else np.array([host.serial_s, host.serial_token_s]),
         arrival,
         np.array(requests.prompt, np.int64),
         np.array(requests.output, np.int64),
@@ -91,6 +93,10 @@ def serve_fast(replica: Replica, requests: Requests, begun_s: np.ndarray | None 
         len(costs.past_node),
         GAP_EDGES,
         len(GAP_EDGES),
+        np.zeros(FRONTS, np.int64),
+        np.zeros(1),
+        np.zeros(count, np.int64),
+        np.zeros(count),
         ints["queue"],
         np.zeros(width, np.int64),
         np.zeros(width, np.int64),

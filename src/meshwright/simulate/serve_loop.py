@@ -8,6 +8,7 @@ grows by a token each, so that their times are an arithmetic series (:mod:`meshw
 from __future__ import annotations
 
 from meshwright.native import Float64s, Int64s, OutFloat64s, OutInt64s, native
+from meshwright.simulate.front_line import enter, next_entry, stand
 
 #: Places of ``limits``.
 POLICY, MAX_BATCH, BUDGET, BLOCK, BLOCKS, WATERMARK, CONCURRENCY, PIPELINE, GRAPH_TOKENS = range(9)
@@ -28,6 +29,7 @@ def serve_loop(
     weight: int,
     limits: Int64s,
     fixed_s: Float64s,
+    serial_s: Float64s,
     arrival: OutFloat64s,
     prompt: Int64s,
     output: Int64s,
@@ -46,6 +48,10 @@ def serve_loop(
     num_pasts: int,
     gap_edge: Float64s,
     num_gaps: int,
+    front: OutInt64s,
+    free_s: OutFloat64s,
+    line: OutInt64s,
+    entry_s: OutFloat64s,
     queue: OutInt64s,
     run: OutInt64s,
     new: OutInt64s,
@@ -79,13 +85,13 @@ def serve_loop(
     known = num_requests if concurrency == 0 or concurrency > num_requests else concurrency
     following = known  # in a closed loop the others come when one is answered
     while answered < num_requests:
-        while coming < known and arrival[coming] <= now:
-            queue[tail] = coming
-            tail += 1
-            coming += 1
+        coming, tail = enter(
+            now, coming, known, tail, num_requests, arrival, serial_s, prompt, front, free_s, line, entry_s, queue
+        )
         if num_run == 0 and head == tail:
-            spent_s[IDLE] += arrival[coming] - now
-            now = arrival[coming]
+            wanted = next_entry(coming, known, arrival, serial_s, prompt, front, free_s, line, entry_s)
+            spent_s[IDLE] += wanted - now
+            now = wanted
             continue
         # ---- who is computed, and who is admitted: of those before `open_to`, as the engine's gate decides
         if poll <= 1 or unpolled == 0 or num_run == 0:
@@ -309,8 +315,8 @@ def serve_loop(
                 slack = free // num_run * block + 1
                 if slack < steps:
                     steps = slack
-            if coming < known and num_run < max_batch and policy != STATIC:
-                wanted = arrival[coming] - now
+            if num_run < max_batch and policy != STATIC:
+                wanted = next_entry(coming, known, arrival, serial_s, prompt, front, free_s, line, entry_s) - now
                 if one * steps + slope_now * steps * (steps - 1) / 2.0 > wanted:
                     least = wanted / (one + slope_now * wanted / one / 2.0)  # of the steps that fit, closer each time
                     least = wanted / (one + slope_now * wanted / (one + slope_now * least / 2.0) / 2.0)
@@ -356,10 +362,9 @@ def serve_loop(
             sample_value[3 * counts[SAMPLES] + 2] = used
             counts[SAMPLES] += 1
         # whoever came meanwhile stands before those who come at its end
-        while coming < known and arrival[coming] <= end:
-            queue[tail] = coming
-            tail += 1
-            coming += 1
+        coming, tail = enter(
+            end, coming, known, tail, num_requests, arrival, serial_s, prompt, front, free_s, line, entry_s, queue
+        )
         usual_gap, usual_bin = -1.0, 0
         leaving = 0
         unanswered = 0
@@ -394,8 +399,7 @@ def serve_loop(
                 leaving += 1
                 if following < num_requests:
                     arrival[following] = end
-                    queue[tail] = following
-                    tail += 1
+                    stand(0, following, end, num_requests, serial_s, prompt, front, free_s, line, entry_s)
                     following += 1
         if steps > 1:
             gap = one + slope_now * steps / 2.0

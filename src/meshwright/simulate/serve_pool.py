@@ -21,6 +21,7 @@ from meshwright.serving.certaindex import Certaindex
 from meshwright.serving.engine_request import NewRequest
 from meshwright.serving.pulling import Offered
 from meshwright.serving.routing import Router, opened
+from meshwright.simulate.front_line import Front
 from meshwright.simulate.serve_plain import Clock, said_of
 from meshwright.simulate.served import Replica, ServedRequests
 from meshwright.spec.requests import Requests
@@ -28,21 +29,21 @@ from meshwright.world.decider import LogEntry
 
 #: Kinds of events: of the same time, requests come before an iteration ends, so that they are in the next one, and a
 #: cache that was sent is there after it.
-ARRIVES, ENDS, MOVES = 0, 1, 2
+ARRIVES, ENTERS, ENDS, MOVES = range(4)
 
 
 class ReplicaSeen:
-    """A replica as a router sees it."""
+    """A replica as a router sees it, behind its front."""
 
-    __slots__ = ("state",)
+    __slots__ = ("front", "state")
 
-    def __init__(self, state: EngineState):
-        self.state = state
+    def __init__(self, state: EngineState, front: Front):
+        self.state, self.front = state, front
 
     @property
     def waiting(self) -> int:
-        """Requests that wait, here or for their cache to come."""
-        unseen = len(self.state.gate.unseen)
+        """Requests that wait, at the front, here, or for their cache to come."""
+        unseen = len(self.state.gate.unseen) + self.front.standing
         return unseen + len(self.state.waiting) + len(self.state.coming) + len(self.state.offered)
 
     @property
@@ -95,12 +96,14 @@ class ReplicaPool:
 
     def __init__(self, clocks: Sequence[Clock], requests: Requests, router: Router | None = None):
         self.clocks, self.apart = clocks, None
-        self.seen = [ReplicaSeen(clock.state) for clock in clocks]
+        self.fronts = [Front(clock.replica.host) for clock in clocks]
+        self.seen = [ReplicaSeen(clock.state, front) for clock, front in zip(clocks, self.fronts)]
         self.version = [0] * len(clocks)
         chunks = any(clock.replica.rules.chunks for clock in clocks)
         self.requests, self.router = requests, router and opened(router)
         self.said = said_of(requests, chunks=chunks)
         self.where = np.full(len(requests), -1)
+        self.came_s: dict[int, float] = {}
         self.leaving: dict[int, list[int]] = {}
         self.certain = Certaindex(requests.program, requests.needed) if len(requests.needed) else None
         self.order = count()
@@ -127,6 +130,8 @@ class ReplicaPool:
                 while self.events and self.events[0][:2] == (now, ARRIVES):
                     together.append(heapq.heappop(self.events)[3])
                 self.arrive(together, now)
+            elif kind == ENTERS:
+                self.enter(which, version, now)
             elif kind == ENDS and version == self.version[which]:
                 self.end(which, now)
             if apart is not None:
@@ -144,8 +149,29 @@ class ReplicaPool:
         for some in [numbers] if alone else [[number] for number in numbers]:
             seen = [self.seen[door] for door in doors]
             chosen = doors[0 if alone else self.router.choose(self.said[some[0]], seen)]
-            said = [self.said[number] for number in some]
-            self.send(chosen, said if self.apart is None else [self.apart.asked(one, chosen) for one in said], now)
+            if self.fronts[chosen].host.serial:
+                self.stand(some, chosen, now)
+            else:
+                self.send(chosen, self.asked(some, chosen), now)
+
+    def asked(self, numbers: Sequence[int], chosen: int) -> list[NewRequest]:
+        """Return new requests as they are said to a replica."""
+        said = [self.said[number] for number in numbers]
+        return said if self.apart is None else [self.apart.asked(one, chosen) for one in said]
+
+    def stand(self, numbers: Sequence[int], chosen: int, now: float) -> None:
+        """Let requests stand at the front of a replica, one after the other."""
+        for number in numbers:
+            self.came_s[number] = now
+            through = self.fronts[chosen].stand(now, self.said[number].prompt)
+            heapq.heappush(self.events, (through, ENTERS, next(self.order), number, chosen))
+
+    def enter(self, number: int, chosen: int, now: float) -> None:
+        """Tell a replica of a request that is through its front, unless nobody needs it any more."""
+        self.fronts[chosen].standing -= 1
+        if self.certain is None or number not in self.certain.gone:
+            self.send(chosen, self.asked([number], chosen), now)
+            self.clocks[chosen].arrival[number] = self.came_s.pop(number)
 
     def send(self, chosen: int, requests: Sequence[NewRequest], now: float) -> None:
         """Tell a replica of requests."""

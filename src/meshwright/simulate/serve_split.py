@@ -11,6 +11,7 @@ import numpy as np
 from meshwright.serving.routing import Router
 from meshwright.simulate import apart_steps as steps
 from meshwright.simulate.apart_loop import SPENTS, apart_loop
+from meshwright.simulate.front_line import FRONTS
 from meshwright.simulate.kv_links import KvPath, Port
 from meshwright.simulate.serve_apart import ApartReplicas, ServedApart, served_apart, whole_of
 from meshwright.simulate.served import GAP_EDGES, MOST_SAMPLES, Replica, ServedRequests, thinned
@@ -171,6 +172,12 @@ def served_fast(apart: ApartReplicas, requests: Requests, router: Router) -> Ser
         answer,
         np.concatenate([np.where(going, 1, answer), answer]),
         np.array(requests.arrival_s, np.float64),
+        np.array(requests.prompt, np.int64),
+        np.array([[one.host.serial_s, one.host.serial_token_s] for one in apart.replicas]).ravel(),
+        ints(count * FRONTS),
+        np.zeros(count),
+        ints(count * n),
+        np.zeros(n),
         *made.tables,
         GAP_EDGES,
         len(GAP_EDGES),

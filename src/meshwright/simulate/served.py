@@ -33,16 +33,24 @@ class HostTimes(msgspec.Struct, frozen=True, kw_only=True):
     """The host's part of an iteration in seconds: ``step_s`` for each iteration, ``request_s`` for every request in it.
 
     ``eager_s`` bounds the device's part from below where no CUDA graph is replayed, which is the case with prompts and
-    beyond ``graph_tokens`` tokens. Clients see tokens ``front_s`` after they are computed, and ``token_s`` for each
-    token of the prompt and ``front_steps`` iterations later still."""
+    beyond ``graph_tokens`` tokens. A request stands ``serial_s`` and ``serial_token_s`` for each token of its prompt at
+    the engine's front, one after the other, before the scheduler sees it. Clients see tokens ``front_s`` after they are
+    computed, and ``token_s`` for each token of the prompt and ``front_steps`` iterations later still."""
 
     step_s: float = 0.0
     request_s: float = 0.0
     eager_s: float = 0.0
     graph_tokens: int = 0
+    serial_s: float = 0.0
+    serial_token_s: float = 0.0
     front_s: float = 0.0
     token_s: float = 0.0
     front_steps: float = 0.0
+
+    @property
+    def serial(self) -> bool:
+        """Whether requests wait for one another at the engine's front."""
+        return self.serial_s > 0 or self.serial_token_s > 0
 
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
