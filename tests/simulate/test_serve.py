@@ -7,6 +7,8 @@ import pytest
 from meshwright import serving
 from meshwright.errors import MeshwrightError
 from meshwright.serving.cache import CacheRules
+from meshwright.serving.speculative import Drafts
+from meshwright.simulate.guessing import Guesses
 from meshwright.simulate.serve import simulate
 from meshwright.simulate.serve_loop import serve_loop
 from meshwright.simulate.serve_pool import served_alone
@@ -61,6 +63,24 @@ def test_without_graphs_an_iteration_takes_what_its_host_does_at_least():
     assert served.end_s[0] == pytest.approx(0.053 + 2 * 0.013)
 
 
+def test_a_wave_of_requests_waits_at_the_front_one_after_the_other():
+    # 10 ms a request and 0.1 ms a token of its prompt: the k-th is through when the one before it is, and its own time
+    # is over (Lindley); whoever comes to an empty line waits for itself alone
+    host = HostTimes(serial_s=0.01, serial_token_s=1e-4)
+    asked = requests((0.0, 100, 1), (0.0, 200, 1), (0.0, 50, 1), (1.0, 100, 1))
+    one = replica("vllm-v1", linear_costs(base=1e-3), host=host)
+    served = simulate(one, asked)
+    assert served.scheduled_s == pytest.approx([0.02, 0.05, 0.065, 1.02])
+    assert served.arrival_s.tolist() == [0.0, 0.0, 0.0, 1.0]
+    # in a closed loop the next one comes when one is answered
+    loop = simulate(
+        replica("vllm-v1", linear_costs(base=1e-3), host=host), requests(*[(0.0, 100, 1)] * 3, concurrency=1)
+    )
+    assert loop.scheduled_s == pytest.approx([0.02, 0.041, 0.062]) and loop.arrival_s == pytest.approx(
+        [0, 0.021, 0.042]
+    )
+
+
 @pytest.mark.parametrize("policy", serving.names("batching"))
 @pytest.mark.parametrize("concurrency", [0, 20])
 @pytest.mark.parametrize(
@@ -87,6 +107,31 @@ def test_the_fast_loop_equals_the_plain_one(policy, concurrency, blocks, stages,
     assert np.array_equal(fast.tokens_seen, plain.tokens_seen)
     middle = [np.searchsorted(np.cumsum(s.gaps), s.gaps.sum() / 2) for s in (fast, plain)]
     assert abs(middle[0] - middle[1]) <= 2  # of edges 2% apart: a skipped run counts its mean
+
+
+@pytest.mark.parametrize("policy", ["vllm-v1", "sarathi"])
+@pytest.mark.parametrize(
+    ("concurrency", "blocks", "gate"), [(0, 400, {}), (20, 4000, {}), (20, 4000, {"batch_wait": 5, "groups": 4})]
+)
+def test_the_fast_loop_guesses_as_the_plain_one(policy, concurrency, blocks, gate):
+    rng = np.random.default_rng(blocks + concurrency)
+    at = np.zeros(70) if concurrency else np.cumsum(rng.exponential(1 / 30, 70))
+    asked = requests(*zip(at, rng.integers(1, 1500, 70), rng.integers(1, 120, 70)), concurrency=concurrency)
+    one = replica(policy, COSTS, blocks=blocks, stages=2, host=HostTimes(step_s=1e-3, eager_s=9e-3), budget=700)
+    draft = linear_costs(base=5e-4, token=2e-6, sampled=1e-6, decode=3e-8, prefill=1e-6, tokens=1 << 12)
+    guessing = Guesses(policy=serving.get("speculation", "speculative"), accept=0.6, draft=draft)
+    limits = msgspec.structs.replace(one.limits, **gate)
+    one = msgspec.structs.replace(one, limits=limits, drafts=Drafts(count=3), guessing=guessing)
+    fast, plain = simulate(one, asked), plainly(one, asked)
+    assert one.compiled
+    for name in TIMES:
+        assert getattr(fast, name) == pytest.approx(getattr(plain, name), rel=1e-9), name
+    assert (fast.iterations, fast.evictions, fast.gaps.tolist()) == (
+        plain.iterations,
+        plain.evictions,
+        plain.gaps.tolist(),
+    )
+    assert fast.spent_s == pytest.approx(plain.spent_s, rel=1e-9)
 
 
 def test_runs_of_equal_iterations_are_skipped():

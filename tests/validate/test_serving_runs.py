@@ -6,6 +6,7 @@ import pytest
 
 from meshwright.cli import main
 from meshwright.validate import tables
+from meshwright.validate.launches import AHEAD_ACCEPT
 from meshwright.validate.score import Unsupported
 from meshwright.validate.serving import ServingScore, asked, scored, summary
 
@@ -114,6 +115,25 @@ def test_what_a_benchmarks_scripts_say_of_the_engine_is_asked():
     dense = {"model": "meta-llama/Llama-3.1-70B", "engine": "trtllm"}
     assert words(**dense, **even, tp="4") == (1, 20, 0.9, 16384) and words(**dense, **even) == (1, 0, 0.0, 16384)
     assert words(**dense, **even, tp="4", source_ref="elsewhere") == (1, 0, 0.0, 0)
+
+
+def test_images_that_configurations_of_several_tokens_ran_alone_say_that_tokens_are_predicted():
+    r1 = {"model": "deepseek-ai/DeepSeek-R1", "engine": "trtllm", "precision": "fp8", "tp": "8", "hardware": "b200_sxm"}
+    r1 |= {"source_ref": "systems/silicon_sample.csv (source_file=2026-03-25.csv)", "concurrency": "64"}
+
+    def words(image, **cells):
+        engine = asked(ROW | r1 | {"engine_version": image, "isl": "1024"} | cells).serve.engine
+        return engine.draft, engine.guesses, engine.batch_wait, engine.budget
+
+    # 4 x 64 + 1,024 + 64 tokens in full 64s; eight groups of 2 x 8 + 1,024 + 64 that wait for one another
+    assert words("1.2.0rc6.post3") == ("mtp", 3, 0, 1344)
+    assert words("1.2.0rc6.post3", dp="8", ep="8", tp="1") == ("mtp", 1, 60, 8 * 1152)
+    for image in ("1.2.0rc6.post2", "1.1.0rc2.post2", ""):  # of servers that do not, of both, and of nobody knows whom
+        assert words(image)[0] == ""
+    assert words("1.2.0rc6.post3", source_ref="elsewhere")[0] == ""
+    # as many come true as the publisher takes for granted: rates of 0.85, then of 0.3
+    come = {count: sum(chance**i for i in range(1, count + 1)) for count, chance in AHEAD_ACCEPT.items()}
+    assert come == pytest.approx({1: 0.85, 3: 0.85 + 0.85 * 0.3}, abs=1e-3)
 
 
 def test_errors_are_those_of_their_definition():

@@ -59,13 +59,17 @@ def engine_assumption(profile: EngineProfile) -> Assumption:
     """Return the assumption that an engine's profile is."""
     more = f"{profile.experts_us:g} us more with experts"
     more += f", {profile.latent_us:g} us with latent attention" if profile.latent_us else ""
+    front = (
+        f"{profile.serial_us:g} us a request and {profile.serial_token_us:g} us a token of its prompt at the front, "
+    )
+    front = f"{front}one after the other; " if profile.serial_us or profile.serial_token_us else ""
     said = (
         f"kernels {profile.kernels:g} times as long as alone ({profile.kernels * profile.prompts:g} beyond "
         f"{profile.graph_tokens} tokens), {profile.step_us:g} us an iteration, {profile.request_us:g} us a request in "
         f"it, {profile.layer_us:g} us a layer and {more} where no CUDA graph is "
-        f"replayed; clients see tokens {profile.front_us * 1e-3:g} ms, {profile.token_us:g} us a token of the prompt "
-        f"and {profile.front_steps:g} iterations later; {profile.sigma:.0%} spread, {profile.front_sigma:.0%} of times "
-        f"to the first token"
+        f"replayed; {front}clients see tokens {profile.front_us * 1e-3:g} ms, {profile.token_us:g} us a token of the "
+        f"prompt and {profile.front_steps:g} iterations later; {profile.sigma:.0%} spread, "
+        f"{profile.front_sigma:.0%} of times to the first token"
     )
     return Assumption(f"engine profile {profile.name!r}", said, profile.source, profile.flagged)
 

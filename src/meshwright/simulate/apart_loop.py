@@ -48,7 +48,6 @@ from meshwright.simulate.apart_steps import (
     TAIL,
     TIMES,
     TOKENS,
-    bin_of,
     cut,
     ends,
     give_up,
@@ -58,6 +57,7 @@ from meshwright.simulate.apart_steps import (
     pull,
 )
 from meshwright.simulate.front_line import FRONTS, THROUGH, first_through, stand
+from meshwright.simulate.loop_tables import bin_of
 from meshwright.simulate.serve_loop import DECODE, HOST, IDLE, LINEAR, PREFILL, SAMPLED
 
 #: Where the time of an engine goes, as :data:`meshwright.simulate.served.SPENT` names it.

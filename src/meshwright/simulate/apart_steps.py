@@ -9,6 +9,7 @@ and another, by as many as there are requests more, at the one that goes on with
 from __future__ import annotations
 
 from meshwright.native import Float64s, Int64s, OutFloat64s, OutInt64s, part
+from meshwright.simulate.loop_tables import between
 from meshwright.simulate.serve_loop import SARATHI, V0
 
 #: Places of an engine's ``limit``. Those named ``at`` are where its tables begin among those of all engines.
@@ -237,19 +238,6 @@ def pull(
 
 
 @part
-def between(at: int, nodes: int, node: Float64s, value: float) -> int:
-    """Return the node below a value, of so many from a place on; the last but one at most."""
-    low, high = 0, nodes - 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        if node[at + middle] <= value:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-@part
 def price(
     w: int,
     alike: int,
@@ -390,16 +378,3 @@ def cut(w: int, now: float, state: OutInt64s, clock: OutFloat64s, turn: int) -> 
     clock[w * CLOCKS + ENDS] = ends(w, low, clock)
     state[at + ORDER] = turn
     return turn + 1
-
-
-@part
-def bin_of(gap: float, gap_edge: Float64s, num_gaps: int) -> int:
-    """Return the place of a gap between tokens in the histogram."""
-    low, high = 0, num_gaps
-    while high - low > 1:
-        middle = (low + high) // 2
-        if gap_edge[middle] <= gap:
-            low = middle
-        else:
-            high = middle
-    return low

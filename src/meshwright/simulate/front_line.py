@@ -3,14 +3,13 @@
 It reads a request from its connection, makes tokens of its prompt and hands it on, for ``serial_s`` and
 ``serial_token_s`` for each of these tokens (:class:`meshwright.simulate.served.HostTimes`). Requests that come together
 wait for one another: the k-th is through when both it and the one before it are there, and its own time is over
-(Lindley 1952, a queue of one server). :class:`Front` is that for loops of events; the functions of compiled loops do
-the same over flat arrays, for engines side by side.
+(Lindley 1952, a queue of one server). :class:`FrontLine` is that for loops of events; the functions of compiled loops
+do the same over flat arrays, for engines side by side.
 """
 
 from __future__ import annotations
 
 from meshwright.native import Float64s, Int64s, OutFloat64s, OutInt64s, part
-from meshwright.simulate.served import HostTimes
 
 #: Places of an engine's ``front``: requests that have stood in its line so far, and those that are through.
 STOOD, THROUGH, FRONTS = range(3)
@@ -18,18 +17,24 @@ STOOD, THROUGH, FRONTS = range(3)
 NEVER = 1e300
 
 
-class Front:
+class FrontLine:
     """The front of one engine: when it is free again, and how many requests stand in its line."""
 
-    __slots__ = ("free_s", "host", "standing")
+    __slots__ = ("free_s", "serial_s", "serial_token_s", "standing")
 
-    def __init__(self, host: HostTimes):
-        self.host, self.free_s, self.standing = host, 0.0, 0
+    def __init__(self, serial_s: float, serial_token_s: float):
+        self.serial_s, self.serial_token_s = serial_s, serial_token_s
+        self.free_s, self.standing = 0.0, 0
+
+    @property
+    def there(self) -> bool:
+        """Whether it takes any time."""
+        return self.serial_s > 0 or self.serial_token_s > 0
 
     def stand(self, at_s: float, prompt: int) -> float:
         """Let a request come that has a prompt of so many tokens; return when it is through."""
         begin = self.free_s if self.free_s > at_s else at_s
-        self.free_s = begin + self.host.serial_s + self.host.serial_token_s * prompt
+        self.free_s = begin + self.serial_s + self.serial_token_s * prompt
         self.standing += 1
         return self.free_s
 

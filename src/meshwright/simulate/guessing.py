@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+import numpy as np
 
 from meshwright.serving.batching import Share
 from meshwright.serving.speculative import GuessTimes, SpeculationPolicy
@@ -33,6 +34,15 @@ class Guesses(msgspec.Struct, frozen=True, kw_only=True):
                 return i
         return drafted
 
+    def right(self, output: np.ndarray) -> np.ndarray:
+        """Return how many guesses come true behind every token of answers of so many tokens [n], up to 255, answer by
+        answer."""
+        number = np.repeat(np.arange(len(output)), output)
+        position = np.arange(len(number)) - np.repeat(np.cumsum(output) - output, output)
+        wrong = np.flatnonzero(chances(number, position) >= self.accept)
+        after = np.append(wrong, len(number))[np.searchsorted(wrong, np.arange(len(number)))]
+        return np.minimum(after - np.arange(len(number)), 255).astype(np.uint8)
+
     def round_s(self, shares: Sequence[Share], accepted: Sequence[int], verify_s: float) -> float:
         """Return the seconds of an iteration with guesses, of which the model's own take `verify_s`."""
         guessed = [share for share in shares if share.drafted]
@@ -59,6 +69,14 @@ class Guesses(msgspec.Struct, frozen=True, kw_only=True):
         n = len(contexts)
         own = float(self.draft.linear_s[n] + self.draft.sampled_s[n])
         return own + self.draft.decoding(n, sum(contexts) / n)
+
+
+def chances(number: np.ndarray, position: np.ndarray) -> np.ndarray:
+    """Return :func:`chance` of many tokens."""
+    mixed = (number.astype(np.uint64) + np.uint64(1)) * np.uint64(SPREAD)
+    mixed += (position.astype(np.uint64) + np.uint64(1)) * np.uint64(MIX)
+    mixed = (mixed ^ mixed >> np.uint64(30)) * np.uint64(MIX)
+    return ((mixed ^ mixed >> np.uint64(27)) * np.uint64(SPREAD) >> np.uint64(11)).astype(np.float64) / 2**53
 
 
 def chance(number: int, position: int) -> float:

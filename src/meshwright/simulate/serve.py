@@ -12,6 +12,7 @@ import numpy as np
 from meshwright.errors import MeshwrightError
 from meshwright.serving.routing import Router
 from meshwright.simulate.front_line import FRONTS
+from meshwright.simulate.loop_tables import tables_of
 from meshwright.simulate.serve_loop import (
     EVICTIONS,
     ITERATIONS,
@@ -52,6 +53,9 @@ def serve_fast(replica: Replica, requests: Requests, begun_s: np.ndarray | None 
     spent, seen = np.zeros(len(SPENT)), np.zeros(costs.most_tokens + 1)
     sample_s, sample = np.zeros(MOST_SAMPLES), np.zeros(3 * MOST_SAMPLES, np.int64)
     watermark = limits.watermark if replica.policy.watermark else 0
+    guessing = replica.guessing if replica.drafts is not None else None
+    shape, tables = tables_of([costs] if guessing is None else [costs, guessing.draft])
+    right = np.zeros(1, np.uint8) if guessing is None else guessing.right(requests.output)
     serve_loop(
         count,
         64,
@@ -70,6 +74,7 @@ def serve_fast(replica: Replica, requests: Requests, begun_s: np.ndarray | None 
                 limits.batch_wait,
                 limits.groups,
                 limits.enough,
+                replica.drafts.count if guessing is not None else 0,
             ],
             np.int64,
         ),
@@ -78,19 +83,10 @@ def serve_fast(replica: Replica, requests: Requests, begun_s: np.ndarray | None 
         arrival,
         np.array(requests.prompt, np.int64),
         np.array(requests.output, np.int64),
-        costs.linear_s,
-        costs.most_tokens,
-        costs.sampled_s,
-        np.ascontiguousarray(costs.decode_s).ravel(),
-        costs.context_node,
-        len(costs.context_node),
-        np.ascontiguousarray(costs.prefill_s).ravel(),
-        costs.batch_node,
-        len(costs.batch_node),
-        costs.query_node,
-        len(costs.query_node),
-        costs.past_node,
-        len(costs.past_node),
+        np.cumsum(requests.output, dtype=np.int64) - requests.output,
+        right,
+        shape,
+        *tables,
         GAP_EDGES,
         len(GAP_EDGES),
         np.zeros(FRONTS, np.int64),

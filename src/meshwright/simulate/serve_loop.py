@@ -7,12 +7,24 @@ grows by a token each, so that their times are an arithmetic series (:mod:`meshw
 
 from __future__ import annotations
 
-from meshwright.native import Float64s, Int64s, OutFloat64s, OutInt64s, native
+from meshwright.native import Bytes, Float64s, Int64s, OutFloat64s, OutInt64s, native
 from meshwright.simulate.front_line import enter, next_entry, stand
+from meshwright.simulate.loop_tables import (
+    LINEAR_AT,
+    MOST_SAMPLED,
+    MOST_TOKENS,
+    NEVER,
+    SAMPLED_AT,
+    TABLES,
+    bin_of,
+    decoding,
+    prefilling,
+)
 
 #: Places of ``limits``.
 POLICY, MAX_BATCH, BUDGET, BLOCK, BLOCKS, WATERMARK, CONCURRENCY, PIPELINE, GRAPH_TOKENS = range(9)
 POLL, HOLD, GROUPS, ENOUGH = range(9, 13)  # of the engine's gate
+GUESSES = 13  # next tokens that are guessed of a sequence
 #: Places of ``fixed_s``: what an iteration takes on the host, a request in it, the host of an iteration without graphs.
 STEP, REQUEST, EAGER = range(3)
 #: Places of ``spent_s``: where the time of a replica goes.
@@ -33,19 +45,17 @@ def serve_loop(
     arrival: OutFloat64s,
     prompt: Int64s,
     output: Int64s,
+    right_at: Int64s,
+    right: Bytes,
+    shape: Int64s,
     linear_s: Float64s,
-    most_tokens: int,
     sampled_s: Float64s,
     decode_s: Float64s,
     context_node: Float64s,
-    num_contexts: int,
     prefill_s: Float64s,
     batch_node: Float64s,
-    num_batches: int,
     query_node: Float64s,
-    num_queries: int,
     past_node: Float64s,
-    num_pasts: int,
     gap_edge: Float64s,
     num_gaps: int,
     front: OutInt64s,
@@ -73,11 +83,15 @@ def serve_loop(
 ) -> None:
     """Serve the requests [n], of which tokens may be ``computed`` and ``generated`` when they come, the last of these
     at ``last``. Write down when each was ``scheduled``, had its ``first`` token and its last (``end``), how often it
-    was ``evicted``, the histogram of gaps between tokens, and samples of the state over time."""
+    was ``evicted``, the histogram of gaps between tokens, and samples of the state over time.
+
+    Tables lie as ``shape`` says; with guesses behind those of the model those of what guesses. So many guesses are
+    ``right`` behind so many tokens of an answer, from ``right_at`` [n] on."""
     policy, max_batch, budget, block = limits[POLICY], limits[MAX_BATCH], limits[BUDGET], limits[BLOCK]
     free, watermark, concurrency, pipeline = limits[BLOCKS], limits[WATERMARK], limits[CONCURRENCY], limits[PIPELINE]
     graph_tokens, poll, hold = limits[GRAPH_TOKENS], limits[POLL], limits[HOLD]
-    groups, enough = limits[GROUPS], limits[ENOUGH]
+    groups, enough, guesses = limits[GROUPS], limits[ENOUGH], limits[GUESSES]
+    most_tokens, most_sampled = shape[MOST_TOKENS], shape[MOST_SAMPLED]
     now = 0.0
     seen = unpolled = held_back = 0  # requests that the engine knows of; iterations since it looked, and of who waits
     head = tail = coming = answered = num_run = 0
@@ -175,6 +189,9 @@ def serve_loop(
                 while place < num_run and left > 0:
                     r = run[place]
                     need = prompt[r] + generated[r] - computed[r]
+                    if guesses > 0 and need == 1 and computed[r] > 0:
+                        rest = output[r] - generated[r] - 1
+                        need += guesses if guesses < rest else rest if rest > 0 else 0
                     if need > left:
                         need = left
                     blocks = (computed[r] + need + block - 1) // block
@@ -223,75 +240,62 @@ def serve_loop(
         # ---- what that takes
         num_decode = num_prefill = tokens = sampled = 0
         context = queries = past = 0
+        longest = guessed = behind = read = reading = before = 0  # of guesses, and of prompts that who guesses reads
         steps = num_requests + 1 << 40
         for i in range(first_new, first_new + num_new):
             r = run[i]
+            need = prompt[r] + generated[r] - computed[r]
+            drafted = new[i] - need if new[i] > need else 0
             tokens += new[i]
-            if new[i] == 1 and computed[r] > 0:
+            if new[i] - drafted == 1 and computed[r] > 0:
                 num_decode += 1
                 context += computed[r] + 1
             else:
                 num_prefill += 1
                 queries += new[i]
                 past += computed[r]
-            if computed[r] + new[i] == prompt[r] + generated[r]:
-                sampled += 1
+            if drafted > 0:
+                longest = drafted if drafted > longest else longest
+                guessed += 1
+                behind += computed[r] + 1
+            elif new[i] > 1:
+                read += 1
+                reading += new[i]
+                before += computed[r]
+            if new[i] >= need:
+                sampled += 1 + drafted
                 rest = output[r] - generated[r]
                 if rest > 0 and rest < steps:
                     steps = rest
         parts = pipeline if pipeline < num_new else num_new
         at = (tokens + parts - 1) // parts
         linear = linear_s[at if at < most_tokens else most_tokens]
-        head_s = sampled_s[(sampled + parts - 1) // parts]
-        decode = slope = room = 0.0
+        heads = (sampled + parts - 1) // parts
+        head_s = sampled_s[heads if heads < most_sampled else most_sampled]
+        if heads > most_sampled:
+            head_s *= heads / most_sampled
+        decode = slope = prefill = 0.0
+        room = NEVER
         if num_decode > 0:
-            mean = context / num_decode
-            low, high = 0, num_contexts - 1
-            while high - low > 1:
-                middle = (low + high) // 2
-                if context_node[middle] <= mean:
-                    low = middle
-                else:
-                    high = middle
-            row = (num_decode + parts - 1) // parts * num_contexts + low
-            slope = (decode_s[row + 1] - decode_s[row]) / (context_node[low + 1] - context_node[low])
-            decode = decode_s[row] + (mean - context_node[low]) * slope
-            room = context_node[low + 1] - mean
-            if low + 2 >= num_contexts:
-                room = 1e18
-        prefill = 0.0
+            each = (num_decode + parts - 1) // parts
+            decode, slope, room = decoding(0, shape, decode_s, context_node, each, context / num_decode)
         if num_prefill > 0:
-            b = (num_prefill + parts - 1) // parts
-            q = queries / num_prefill
-            if parts > num_prefill:
-                q = queries / parts
+            each = (num_prefill + parts - 1) // parts
+            q = queries / (parts if parts > num_prefill else num_prefill)
             p = past / num_prefill
-            i0 = 0
-            while i0 + 2 < num_batches and batch_node[i0 + 1] <= b:
-                i0 += 1
-            j0 = 0
-            while j0 + 2 < num_queries and query_node[j0 + 1] <= q:
-                j0 += 1
-            k0 = 0
-            while k0 + 2 < num_pasts and past_node[k0 + 1] <= p:
-                k0 += 1
-            x = (b - batch_node[i0]) / (batch_node[i0 + 1] - batch_node[i0])
-            y = (q - query_node[j0]) / (query_node[j0 + 1] - query_node[j0])
-            z = (p - past_node[k0]) / (past_node[k0 + 1] - past_node[k0])
-            if y < 0.0:
-                y = 0.0
-            base = (i0 * num_queries + j0) * num_pasts + k0
-            up = num_queries * num_pasts
-            for corner in range(8):
-                share_x = x if corner >= 4 else 1.0 - x
-                share_y = y if corner % 4 >= 2 else 1.0 - y
-                share_z = z if corner % 2 == 1 else 1.0 - z
-                at_corner = base + (up if corner >= 4 else 0) + (num_pasts if corner % 4 >= 2 else 0) + corner % 2
-                prefill += share_x * share_y * share_z * prefill_s[at_corner]
-            prefill *= q
+            prefill = prefilling(0, shape, prefill_s, batch_node, query_node, past_node, each, q, p)
         device = linear + head_s + decode + prefill
         eager = fixed_s[EAGER] if num_prefill > 0 or tokens > graph_tokens else 0.0
         host = fixed_s[STEP] + fixed_s[REQUEST] * num_new + (eager - device if eager > device else 0.0)
+        if guesses > 0 and num_prefill > 0 and read > 0:
+            most = shape[TABLES + MOST_TOKENS]
+            host += linear_s[shape[TABLES + LINEAR_AT] + (reading if reading < most else most)]
+            q, p = reading / read, before / read
+            host += prefilling(TABLES, shape, prefill_s, batch_node, query_node, past_node, read, q, p)
+        if guessed > 0:
+            own, _, _ = decoding(TABLES, shape, decode_s, context_node, guessed, behind / guessed)
+            own += linear_s[shape[TABLES + LINEAR_AT] + guessed] + sampled_s[shape[TABLES + SAMPLED_AT] + guessed]
+            host += longest * own
         if eager > device:
             slope_now = 0.0
             bound = (eager - device) / slope if slope > 0.0 else 1e18
@@ -300,7 +304,7 @@ def serve_loop(
             slope_now = slope
         one = device + host
         # ---- how often the same again
-        if num_prefill > 0 or evictions > 0 or num_new < num_run or sampled < num_new:
+        if num_prefill > 0 or guessed > 0 or evictions > 0 or num_new < num_run or sampled < num_new:
             steps = 1
         if poll > 1 and steps > poll - unpolled:
             steps = poll - unpolled
@@ -370,12 +374,18 @@ def serve_loop(
         unanswered = 0
         for i in range(first_new, first_new + num_new):
             r = run[i]
-            samples = computed[r] + new[i] == prompt[r] + generated[r]
-            computed[r] += new[i] + steps - 1
-            if not samples:
+            need = prompt[r] + generated[r] - computed[r]
+            if new[i] < need:
+                computed[r] += new[i]
                 continue
             was = generated[r]
-            generated[r] = was + steps
+            made, drafted = steps, new[i] - need
+            if drafted > 0:
+                come = right[right_at[r] + was]
+                made = 1 + (come if come < drafted else drafted)
+                gaps[0] += made - 1  # they come together
+            computed[r] += need + made - 1
+            generated[r] = was + made
             if was >= output[r]:
                 continue
             if was == 0:
@@ -383,17 +393,10 @@ def serve_loop(
             else:
                 gap = now + one - last_s[r]
                 if gap != usual_gap:
-                    low, high = 0, num_gaps
-                    while high - low > 1:
-                        middle = (low + high) // 2
-                        if gap_edge[middle] <= gap:
-                            low = middle
-                        else:
-                            high = middle
-                    usual_gap, usual_bin = gap, low
+                    usual_gap, usual_bin = gap, bin_of(gap, gap_edge, num_gaps)
                 gaps[usual_bin] += 1
             last_s[r] = end
-            if was + steps >= output[r]:
+            if was + made >= output[r]:
                 end_s[r] = end
                 answered += 1
                 leaving += 1
@@ -402,14 +405,7 @@ def serve_loop(
                     stand(0, following, end, num_requests, serial_s, prompt, front, free_s, line, entry_s)
                     following += 1
         if steps > 1:
-            gap = one + slope_now * steps / 2.0
-            low, high = 0, num_gaps
-            while high - low > 1:
-                middle = (low + high) // 2
-                if gap_edge[middle] <= gap:
-                    low = middle
-                else:
-                    high = middle
+            low = bin_of(one + slope_now * steps / 2.0, gap_edge, num_gaps)
             counted = num_new
             if policy == STATIC:
                 counted = 0

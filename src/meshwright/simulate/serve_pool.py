@@ -21,7 +21,7 @@ from meshwright.serving.certaindex import Certaindex
 from meshwright.serving.engine_request import NewRequest
 from meshwright.serving.pulling import Offered
 from meshwright.serving.routing import Router, opened
-from meshwright.simulate.front_line import Front
+from meshwright.simulate.front_line import FrontLine
 from meshwright.simulate.serve_plain import Clock, said_of
 from meshwright.simulate.served import Replica, ServedRequests
 from meshwright.spec.requests import Requests
@@ -37,7 +37,7 @@ class ReplicaSeen:
 
     __slots__ = ("front", "state")
 
-    def __init__(self, state: EngineState, front: Front):
+    def __init__(self, state: EngineState, front: FrontLine):
         self.state, self.front = state, front
 
     @property
@@ -96,7 +96,8 @@ class ReplicaPool:
 
     def __init__(self, clocks: Sequence[Clock], requests: Requests, router: Router | None = None):
         self.clocks, self.apart = clocks, None
-        self.fronts = [Front(clock.replica.host) for clock in clocks]
+        hosts = [clock.replica.host for clock in clocks]
+        self.fronts = [FrontLine(host.serial_s, host.serial_token_s) for host in hosts]
         self.seen = [ReplicaSeen(clock.state, front) for clock, front in zip(clocks, self.fronts)]
         self.version = [0] * len(clocks)
         chunks = any(clock.replica.rules.chunks for clock in clocks)
@@ -149,7 +150,7 @@ class ReplicaPool:
         for some in [numbers] if alone else [[number] for number in numbers]:
             seen = [self.seen[door] for door in doors]
             chosen = doors[0 if alone else self.router.choose(self.said[some[0]], seen)]
-            if self.fronts[chosen].host.serial:
+            if self.fronts[chosen].there:
                 self.stand(some, chosen, now)
             else:
                 self.send(chosen, self.asked(some, chosen), now)

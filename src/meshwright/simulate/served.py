@@ -11,9 +11,12 @@ from meshwright.serving.batching import Batching, BatchPolicy, DraftPolicy
 from meshwright.serving.cache import CacheRules, EngineLimits
 from meshwright.serving.fcfs import POLICY as FCFS
 from meshwright.serving.fcfs import OrderPolicy
+from meshwright.serving.speculative import POLICY as SPECULATIVE
+from meshwright.serving.speculative import Drafts
 from meshwright.simulate.guessing import Guesses
 from meshwright.simulate.iterations import IterationCosts
 from meshwright.simulate.lora import LoraCosts
+from meshwright.simulate.serve_loop import SARATHI, V1
 from meshwright.spec.requests import Requests
 
 #: Samples of the state over time that are kept of a replica.
@@ -46,11 +49,6 @@ class HostTimes(msgspec.Struct, frozen=True, kw_only=True):
     front_s: float = 0.0
     token_s: float = 0.0
     front_steps: float = 0.0
-
-    @property
-    def serial(self) -> bool:
-        """Whether requests wait for one another at the engine's front."""
-        return self.serial_s > 0 or self.serial_token_s > 0
 
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,10 +83,20 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
             bool(self.policy.code)
             and self.order is FCFS
             and self.rules == CacheRules()
-            and self.drafts is None
+            and self.guesses_compiled
             and self.lora is None
             and (self.kv_read, self.fetch_s) == (1.0, 0.0)
         )
+
+    @property
+    def guesses_compiled(self) -> bool:
+        """Whether the compiled loop knows how next tokens are guessed, if they are: as many of each sequence, one after
+        the other, by what has tables, under policies that compute next tokens and prompts together."""
+        guesses = self.guessing
+        if self.drafts is None or guesses is None:
+            return self.drafts is None
+        known = isinstance(self.drafts, Drafts) and guesses.policy is SPECULATIVE and guesses.draft is not None
+        return known and self.policy.code in (V1, SARATHI)
 
     def decider(self, *, parks: bool = False, together: bool = True) -> Batching:
         """Return what decides over its iterations."""

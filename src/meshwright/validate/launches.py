@@ -4,6 +4,10 @@ The launch scripts of the nightly benchmark InferenceMAX (now InferenceX: benchm
 8eec0d4e and 25cbe715, benchmarks/70b_*_trt_slurm.sh at 1b563c85) choose them by model, device and load. They changed
 over the months and a row does not say its script's date: these are the scripts that were read, and none was chosen by
 a result.
+
+Which of two scripts launched a server a row says where it names the image: until May 2026 the configurations that
+predict several tokens (dsr1-fp4-b200-trt-mtp, dsr1-fp8-b200-trt-mtp) ran TensorRT-LLM's 1.2.0rc6.post3, those that do
+not 1.2.0rc6.post2 (SemiAnalysisAI/InferenceX, pull requests 1488 and 1489). An image that both ran says nothing.
 """
 
 from __future__ import annotations
@@ -12,10 +16,19 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
+#: Words of an engine and their values.
+LaunchedWords = dict[str, int | float | str]
+#: Images of TensorRT-LLM whose servers on B200 predict several tokens: those of the ``-mtp`` configurations alone.
+AHEAD_IMAGES = ("1.2.0rc6.post3",)
+#: The chance that a predicted token comes true, by how many are predicted, where nobody measured it: that with which as
+#: many of them do as NVIDIA's AIConfigurator, which publishes these rows, takes for granted (rates of 0.85, then 0.3:
+#: 0.85 tokens of one, 1.105 of three, as 0.578 + 0.578^2 + 0.578^3).
+AHEAD_ACCEPT = {1: 0.85, 3: 0.578}
+
 
 class LaunchedServer(NamedTuple):
-    """A server that is to be launched: its ``precision``, ranks of an attention group (``tp``), groups (``adp``), and
-    the load's open requests and lengths."""
+    """A server that is to be launched: its ``precision``, ranks of an attention group (``tp``), groups (``adp``), the
+    load's open requests and lengths, and the version of the engine's ``image``, as far as it is known."""
 
     precision: str
     tp: int
@@ -23,6 +36,7 @@ class LaunchedServer(NamedTuple):
     concurrency: int
     prompt: int
     output: int
+    image: str = ""
 
     @property
     def even(self) -> bool:
@@ -37,24 +51,35 @@ class LaunchScript(NamedTuple):
     engine: str
     model: str
     hardware: str
-    words: Callable[[LaunchedServer], dict[str, int | float]]
+    words: Callable[[LaunchedServer], LaunchedWords]
 
 
-def _polled(server: LaunchedServer) -> dict[str, int | float]:
+def _polled(server: LaunchedServer) -> LaunchedWords:
     """--scheduler-recv-interval and --chunked-prefill-size of DeepSeek-R1 in SGLang."""
     chunk = 16384 if server.precision == "fp4" else 32768 if server.tp == 8 else 8192
     return {"poll": 30 if server.concurrency >= 16 and (server.tp == 8 or chunk == 16384) else 10, "budget": chunk}
 
 
-def _delayed(server: LaunchedServer) -> dict[str, int | float]:
+def _delayed(server: LaunchedServer) -> LaunchedWords:
     """max_num_tokens, attention_dp_config and batch_wait_* of DeepSeek-R1 in TensorRT-LLM; its schedulers are one for
     each group."""
+    if server.image in AHEAD_IMAGES:
+        return _ahead(server)
     tokens = max(8192, -(-(server.concurrency + server.prompt + 64) // 64) * 64)
-    found: dict[str, int | float] = {"budget": tokens * server.adp}
+    found: LaunchedWords = {"budget": tokens * server.adp}
     if server.adp > 1:
         return found | {"batch_wait": 60}
     delays = server.precision == "fp8" and server.even and server.concurrency >= 64
     return found | ({"batch_wait": 40, "fill": 0.8} if delays else {})
+
+
+def _ahead(server: LaunchedServer) -> LaunchedWords:
+    """num_nextn_predict_layers, max_num_tokens and attention_dp_config of DeepSeek-R1 in TensorRT-LLM where it predicts
+    several tokens (benchmarks/single_node/dsr1_fp4_b200_trt_mtp.sh, dsr1_fp8_b200_trt_mtp.sh)."""
+    guesses, batch = (1, -(-server.concurrency // server.adp)) if server.adp > 1 else (3, server.concurrency)
+    tokens = ((guesses + 1) * batch + server.prompt + 64 + 63) // 64 * 64
+    found: LaunchedWords = {"draft": "mtp", "guesses": guesses, "accept": AHEAD_ACCEPT[guesses]}
+    return found | {"budget": tokens * server.adp} | ({"batch_wait": 60} if server.adp > 1 else {})
 
 
 #: Scripts of InferenceMAX.
@@ -75,7 +100,7 @@ INFERENCEMAX: tuple[LaunchScript, ...] = (
 
 def launched(
     scripts: tuple[LaunchScript, ...], row: dict[str, str], engine: str, server: LaunchedServer
-) -> dict[str, int | float]:
+) -> LaunchedWords:
     """Return the engine's words that a row's script says; none where no script is for its model, device and engine."""
     for script in scripts:
         if script.engine == engine and re.search(script.model, row["model"]) and script.hardware in row["hardware"]:

@@ -221,7 +221,14 @@ def _load(row: dict[str, str]) -> tuple[Serve, Requests]:
     protocol = protocol_of(row)
     kv = row.get("kv_dtype") or (protocol.kv if row["precision"] in ("fp8", "fp4") else "")
     concurrency, batch, rate = whole(row, "concurrency"), whole(row, "batch_size"), number(row, "rate_req_s")
-    shape = (whole(row, "tp", 1) or 1, whole(row, "dp", 1) or 1, concurrency or 0, prompt, output)
+    shape = (
+        whole(row, "tp", 1) or 1,
+        whole(row, "dp", 1) or 1,
+        concurrency or 0,
+        prompt,
+        output,
+        row.get("engine_version", ""),
+    )
     scripts = protocol.scripts if row["mode"] == "agg" else ()  # they launch one server
     words = launched(scripts, row, family(row["engine"]), LaunchedServer(row["precision"], *shape))
     engine = EngineWords(max_batch=MAX_BATCH, profile=profile_of(row), kv=kv if kv in KV_BYTES else "bf16", **words)
