@@ -40,8 +40,9 @@ from meshwright.validate.serving import asked, ported
 NOTHING = EngineProfile(name="nothing", step_us=0.0, request_us=0.0, layer_us=0.0, sigma=0.0)
 #: Rows that an engine needs, and those that are left when a group is left out.
 FEWEST = 40
-#: Steps of the fit, and the error below which rows weigh no more.
-STEPS, SMALL = 8, 0.03
+#: Steps of the fit, then of one in which requests may wait for one another at the engine's front; and the error below
+#: which rows weigh no more.
+STEPS, LINE_STEPS, SMALL = 8, 4, 0.03
 #: Weight of a time to the first token beside a time per token.
 FIRST_TOKEN = 0.5
 #: Rows of a model on a device at most: more of them, by a hash of what was measured, decide nothing alone.
@@ -72,8 +73,8 @@ CONSTANTS = (
     EngineConstant("layer_us", 150.0, 50.0, 0.0, 3000.0),
     EngineConstant("experts_us", 150.0, 50.0, 0.0, 6000.0),
     EngineConstant("latent_us", 0.0, 50.0, 0.0, 6000.0),
-    EngineConstant("serial_us", 500.0, 200.0, 0.0, 20000.0),
-    EngineConstant("serial_token_us", 0.5, 0.25, 0.0, 20.0),
+    EngineConstant("serial_us", 0.0, 200.0, 0.0, 20000.0),
+    EngineConstant("serial_token_us", 0.0, 0.25, 0.0, 20.0),
     EngineConstant("front_us", 10000.0, 1000.0, 0.0, 300000.0),
     EngineConstant("token_us", 3.0, 0.5, 0.0, 50.0),
     EngineConstant("front_steps", 1.0, 0.25, 0.0, 50.0),
@@ -82,6 +83,9 @@ CONSTANTS = (
 
 #: Constants of what clients wait for besides, and the host's times that follow from them: nothing is computed again.
 FRONT = ("front_us", "token_us", "front_steps")
+#: Constants of the line at an engine's front, which are fitted last: what all requests wait for alike explains most of
+#: what a line does, so that a fit of both at once from anywhere finds either.
+LINE = ("serial_us", "serial_token_us")
 SEEN = ("front_s", "token_s", "front_steps")
 
 
@@ -252,14 +256,14 @@ def _fitted(
     given = dict(zip(("layer_us", "experts_us", "latent_us"), eager))
     values = np.array([given.get(constant.name, constant.start) for constant in CONSTANTS])
     best = _Found(np.inf, values, np.empty(0), np.empty(0))
-    for _ in range(STEPS):
+    for step in range(STEPS + LINE_STEPS):
         now, computed = _logs(name, values, mine)
         error = now - measured
         loss = float(np.nansum(np.abs(error) * weight))
         if loss >= best.loss:
             values = (values + best.values) / 2  # half the step back
             continue
-        best = _Found(loss, values, error, _slopes(name, values, mine, now, computed))
+        best = _Found(loss, values, error, _slopes(name, values, mine, now, computed, LINE if step < STEPS else ()))
         values = values + _step(error, best.slope, weight, values)
     return best
 
@@ -287,11 +291,19 @@ def _logs(
 
 
 def _slopes(
-    name: str, values: np.ndarray, mine: list[EngineSample], now: np.ndarray, computed: list[ServedRequests]
+    name: str,
+    values: np.ndarray,
+    mine: list[EngineSample],
+    now: np.ndarray,
+    computed: list[ServedRequests],
+    held: tuple[str, ...] = (),
 ) -> np.ndarray:
-    """Derivatives of those by each constant [constants, n, 3], in units of its step."""
+    """Derivatives of those by each constant [constants, n, 3], in units of its step; 0 by those that are `held`."""
     found = []
     for place, constant in enumerate(CONSTANTS):
+        if constant.name in held:
+            found.append(np.zeros_like(now))
+            continue
         moved = values + constant.step * (np.arange(len(values)) == place)
         found.append(_logs(name, moved, mine, computed if constant.name in FRONT else None)[0] - now)
     return np.array(found)
