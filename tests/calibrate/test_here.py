@@ -293,7 +293,8 @@ def contradicted():
     times = here._times(empty, here._one(empty), link, known).reshape(-1, 3)
     times[::2] *= 6
     passes = [_pass(layer, *t, optimizer=1e-9) for layer, t in zip(bench.FULL.layers, times.tolist(), strict=True)]
-    return msgspec.structs.replace(machine(passes), pace={"product": [1e-3, 1.2e-3], "copy": [2e-3, 2e-3]}, made=86400)
+    paces = {"product": [1e-3, 1.2e-3], "copy": [2e-3, 2e-3]}
+    return msgspec.structs.replace(machine(passes), pace=paces, others=0.4, made=86400)
 
 
 def test_a_profile_that_models_left_out_contradict_is_not_written_unless_it_is_kept_anyway(
@@ -311,6 +312,7 @@ def test_a_profile_that_models_left_out_contradict_is_not_written_unless_it_is_k
     said = capsys.readouterr()
     assert "! not to be believed: the time of models that the fit did not see is off by" in said.out
     assert "the same product and copy took +20% in the slowest round" in said.out
+    assert "! other work had the cores for 40% of the time" in said.out
     assert "error[K016]" in said.err and "--anyway" in said.err and str(at_home) in said.err
     assert [f.name for f in at_home.iterdir()] == ["here.part.json"]
     # what was refused is measured anew, or kept as it is

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from meshwright import trace
 from meshwright.cli import main
-from meshwright.compare import compare, mean_error, spread, worst
+from meshwright.compare import _alike, _rows, compare, mean_error, spread, worst
 from meshwright.graph import KIND, QUEUE
 from meshwright.replay.timed import timed, typical
 from meshwright.report import compare_html, compare_text
@@ -271,3 +271,13 @@ def test_the_pace_of_a_run_is_in_its_trace(tmp_path):
     timeline = at(answer("pp4 dp2 mb1 1f1b zero1").timeline, product=1.25e-3, copy=2.0, share=1.0)
     trace.write(timeline, tmp_path / "t.json.gz")
     assert trace.read(tmp_path / "t.json.gz").records["pace"]["product"].tolist() == [1.25e-3]
+
+
+def test_exchanges_that_one_side_has_at_once_are_laid_beside_all_of_the_other_s():
+    """Of four layers, exchanged at once in 30 ms and one by one in 20, 5, 5 and 10 ms: 25% too short."""
+    at_once = {("rank 0", "dp", "gradient exchange", 0, 0): 0.03, ("rank 0", "compute", "F", 0, 0): 1.0}
+    layers = {("rank 0", "dp", "gradient exchange", 0, i): s for i, s in enumerate((0.02, 0.005, 0.005, 0.01))}
+    found = {r.name: r for r in _rows(*_alike(at_once, layers), lambda key: key[2])}["gradient exchange"]
+    assert (found.matched, found.only_measured) == (1, 0) and found.error == pytest.approx(-0.25)
+    # cut alike, layers stay apart
+    assert _alike(layers, layers) == (layers, layers)

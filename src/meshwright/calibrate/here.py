@@ -78,13 +78,14 @@ class MachineFit(msgspec.Struct, frozen=True, kw_only=True):
     """The fitted profile, and for every timed model (what, measured seconds, predicted seconds). ``left_out`` is by how
     much the times of each model are off in the mean where it is left out of the fit, and ``doubts`` what keeps the
     profile from being believed. ``drift`` is by how much longer the reference probe took in the slowest round than in
-    the fastest, as a share."""
+    the fastest, as a share, and ``others`` the share of the time in which other work had the cores."""
 
     framework: Framework
     rows: tuple[tuple[str, float, float], ...]
     left_out: dict[str, float] = {}
     doubts: tuple[str, ...] = ()
     drift: float = 0.0
+    others: float = 0.0
 
     @property
     def mean_error(self) -> float:
@@ -287,7 +288,8 @@ def fit(machine: Machine) -> MachineFit:
         flagged=bool(doubts),
     )
     drift = max((max(seconds) / min(seconds) - 1 for seconds in machine.pace.values()), default=0.0)
-    return MachineFit(framework=whole, rows=rows, left_out=apart, doubts=tuple(doubts), drift=drift)
+    more = {"drift": drift, "others": machine.others}
+    return MachineFit(framework=whole, rows=rows, left_out=apart, doubts=tuple(doubts), **more)
 
 
 def report(found: MachineFit) -> list[str]:
@@ -302,6 +304,11 @@ def report(found: MachineFit) -> list[str]:
         lines.append(
             f"! the same product and copy took {found.drift:+.0%} in the slowest round, against the fastest: the "
             "machine's pace changed while it was measured, as where other work shares it. The profile is of the mean"
+        )
+    if found.others > DRIFT:
+        lines.append(
+            f"! other work had the cores for {found.others:.0%} of the time: kernels are of the processor's own time, "
+            "but what exchanges wait for is longer than on a quiet machine, and so are exchanges in predictions"
         )
     return lines + [f"! not to be believed: {one}" for one in found.doubts]
 

@@ -4,7 +4,8 @@ Either side is a timeline of one step or of several. Times are per rank: the mea
 for, of the median step. What is compared span for span has the same key on both sides:
 
 * passes and sends: rank class, queue, kind, stage and microbatch, whatever number of layers a span covers;
-* exchanges: rank class, queue, stage and layer, whether a reduction is counted as one all-reduce or in two halves.
+* exchanges: rank class, queue, stage and layer, whether a reduction is counted as one all-reduce or in two halves;
+  those of a stage together where one side exchanges them at once and the other layer by layer.
 
 What only one side has is counted and shown, and is no part of an error.
 """
@@ -144,6 +145,7 @@ def compare(predicted: Timeline | Prediction, measured: Timeline) -> Comparison:
     classes = _classes(predicted, measured)
     a = _units(ours, classes[0], _around(predicted, measured))
     b = _units(theirs, classes[1], _around(measured, predicted))
+    a, b = _alike(a, b)
     left, right = _side(predicted, ours), _side(measured, theirs)
     if answer is not None and answer.round is not None:
         left = msgspec.structs.replace(left, step_time_s=answer.step_time_s)
@@ -228,6 +230,26 @@ def _units(found: list[Step], classes: list[str], around: list[float] | None) ->
         for key, value in _of_step(step.timeline, classes, around).items():
             seconds[key].append(value)
     return {key: median(values) for key, values in seconds.items()}
+
+
+def _alike(a: dict[tuple, float], b: dict[tuple, float]) -> tuple[dict[tuple, float], dict[tuple, float]]:
+    """The same, with exchanges of a stage that one side has at once and the other in several as one on both."""
+    cuts: tuple[dict[tuple, set[int]], ...] = (defaultdict(set), defaultdict(set))
+    for side, found in zip((a, b), cuts):
+        for key in side:
+            if key[1] in TOGETHER and key[3] >= 0:
+                found[key[:-1]].add(key[-1])
+    whole = {
+        k for k in cuts[0].keys() & cuts[1].keys() if 1 == min(len(c[k]) for c in cuts) < max(len(c[k]) for c in cuts)
+    }
+
+    def joined_up(side: dict[tuple, float]) -> dict[tuple, float]:
+        out: dict[tuple, float] = defaultdict(float)
+        for key, seconds in side.items():
+            out[(*key[:-1], -1) if key[:-1] in whole else key] += seconds
+        return out
+
+    return joined_up(a), joined_up(b)
 
 
 def _of_step(timeline: Timeline, classes: list[str], around: list[float] | None) -> dict[tuple, float]:

@@ -54,7 +54,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     ``gather`` and ``reduce`` by bytes; ``operators``: memory-bound operators of a model as the executor runs them, by
     name; ``base_bytes``: the memory of a rank beside its tensors; ``crowding``: what taking turns on a core costs
     (:func:`_crowding`); ``drives``: rates of those for temporary files; ``pace``: seconds of the reference probe
-    (:mod:`.pace`) in every round; ``made``: when it was measured, seconds since 1970."""
+    (:mod:`.pace`) in every round; ``others``: the most of a round's time in which other work had the cores; ``made``:
+    when it was measured, seconds since 1970."""
 
     kind: str
     cores: int
@@ -76,6 +77,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     scope: BenchScope = FULL
     drives: DriveFigures | None = None
     pace: dict[str, list[float]] = {}
+    others: float = 0.0
     made: int = 0
 
 
@@ -129,6 +131,7 @@ def _measured(
     return msgspec.convert(
         {
             **rounds[0]["machine"], **_timed(rounds), "pace": _pace(rounds), "made": rounds[0]["made"],
+            "others": max(r["others"] for r in rounds),
             "passes": _passes(rounds, scope), "collectives": exchanges, "staging": staged, "cores": cores,
             "kind": kind, "crowding": crowding, "comm_slowdown": slowdown, "drives": drives, "base_bytes": base,
             "seconds": time.perf_counter() - begun, "scope": scope,
@@ -141,7 +144,7 @@ def _measured(
 def _identity(kind: str, cores: int, scope: BenchScope) -> dict[str, Any]:
     """The identity of a measurement, which kept parts must share: machine, software and sizes."""
     name = _name(torch.device(kind))
-    return {"machine": name, "kind": kind, "cores": cores, "torch": str(torch.__version__), "scope": scope, "form": 3}
+    return {"machine": name, "kind": kind, "cores": cores, "torch": str(torch.__version__), "scope": scope, "form": 4}
 
 
 def _rounds(known: KeptParts, scope: BenchScope, progress: Progress, busy: int, kind: str) -> list[dict[str, Any]]:
@@ -167,7 +170,8 @@ def _round(
     """Seconds of every benchmark, by ``kind dtype-or-operator``, and of every model; None for those not `wanted`."""
     prefer()  # what is measured is this machine without other work
     clock = BenchClock(world, scope.span_s)
-    pace = {name: busy for name, (_, busy) in paces(world).items()}
+    probed = paces(world)
+    pace, passed = {name: busy for name, (_, busy) in probed.items()}, sum(seconds for seconds, _ in probed.values())
     dtypes = ("bf16", "fp32") if world.device.type == "cuda" else ("fp32",)
     machine = {"dtypes": dtypes, "memory_bytes": _memory(world.device), "name": _name(world.device)}
     benches = _benches(clock, dtypes, scope)
@@ -195,6 +199,7 @@ def _round(
         timed[i] = {"seconds": model.seconds, "kept_bytes": model.kept_bytes}
         tell()
     found = {"machine": machine, "seconds": seconds, "models": timed, "pace": pace, "made": round(time.time())}
+    found |= {"others": max(0.0, 1 - sum(pace.values()) / passed)}
     return msgspec.to_builtins(found)
 
 
