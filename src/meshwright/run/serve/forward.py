@@ -28,7 +28,7 @@ from meshwright.run.serve.kv_sent import KvPort
 from meshwright.run.serve.packed import PackedTokens
 from meshwright.run.serve.paged import KvBlocks, PagedCore, kv_shape
 from meshwright.run.serve.shadow import SHADOW, ShadowBlocks, ShadowCore
-from meshwright.run.serve.stored import store
+from meshwright.run.serve.stored import pack, store
 from meshwright.run.weights import load_weights
 from meshwright.spec import naming
 from meshwright.spec.model import Model
@@ -95,13 +95,15 @@ class ServedLayers:
         self._settle()
 
     def _settle(self) -> None:
-        """Store weights as the plan says, and lay those that stay whole out by columns on a processor, whose libraries
-        multiply a few rows with such in two thirds of the time."""
+        """Store weights as the plan says. On a processor, large matrices of layers that stay whole lie in tiles, and
+        what else there is by columns, with which libraries multiply a few rows in two thirds of the time."""
         precision = self.plan.precision
         if precision.weights or precision.experts:
             self.rounding = store(self.stage, precision.weights, precision.experts_format)
         if self.mesh.device.type != "cpu" or self.dtype not in (torch.float32, torch.float64):
             return
+        if self.dtype is torch.float32 and torch.backends.mkldnn.is_available():
+            pack(self.stage)
         looked_up = [m for m in self.stage.modules() if isinstance(m, EmbeddingModule)]
         apart = {id(p) for module in looked_up for p in module.parameters()}
         for parameter in self.stage.parameters():

@@ -1,8 +1,9 @@
 """Paged attention: keys and values in blocks, and the attention of an iteration over them.
 
 An iteration packs tokens of many sequences behind one another. What it computes is written to the sequences' blocks
-first; then those that compute one token attend together, in groups of like length, whose blocks are gathered to rows
-of equal length under a mask; and those that compute several attend one by one. All products are torch's own
+first; then those that compute one token attend together: on a processor where their blocks lie
+(:mod:`meshwright.run.serve.direct`), else in groups of like length, whose blocks are gathered to rows of equal length
+under a mask; and those that compute several attend one by one. Products of gathered blocks are torch's own
 ``scaled_dot_product_attention``.
 """
 
@@ -17,6 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from meshwright.run.self_attention import HeadsCore
+from meshwright.run.serve.direct import NextTokens, knows
 from meshwright.run.serve.packed import PackedRow
 from meshwright.run.serve.tables import BlockCopy, HostKey
 
@@ -87,7 +89,7 @@ class PagedCore:
     def __init__(self, kv: KvBlocks, rows: Sequence[PackedRow], dtype: torch.dtype):
         self.kv, self.rows, self.dtype = kv, rows, dtype
         self.slots = self._slots()
-        self._plans: dict[int, tuple[list[_Together], list[_Alone]]] = {}
+        self._plans: dict[tuple[int, bool], tuple[list[_Together | NextTokens], list[_Alone]]] = {}
 
     def __call__(self, module: HeadsCore, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Attend from q [1, n, heads, d] to all that the sequences have, k and v [1, n, kv_heads, d] with it."""
@@ -96,10 +98,11 @@ class PagedCore:
         keys, values = self.kv.keys[place], self.kv.values[place]
         keys.view(-1, *keys.shape[2:]).index_copy_(0, self.slots, k)
         values.view(-1, *values.shape[2:]).index_copy_(0, self.slots, v)
-        if window not in self._plans:
-            self._plans[window] = self._planned(window)
-        together, alone = self._plans[window]
         said = {"scale": module.said["scale"], "cap": module.said["cap"]}
+        direct = not said["cap"] and knows(q.dtype, q.device)
+        if (window, direct) not in self._plans:
+            self._plans[window, direct] = self._planned(window, direct)
+        together, alone = self._plans[window, direct]
         if len(together) == 1 and not alone:
             return self._together(together[0], q, keys, values, said).unsqueeze(0)
         out = q.new_empty((*q.shape[:2], values.shape[-1]))
@@ -111,8 +114,10 @@ class PagedCore:
             out[one.rows] = attended(mine, near, far, one.mask, causal=one.mask is None, **said)[0].transpose(0, 1)
         return out.unsqueeze(0)
 
-    def _together(self, group: _Together, q, keys, values, said: dict[str, float]) -> torch.Tensor:
+    def _together(self, group: _Together | NextTokens, q, keys, values, said: dict[str, float]) -> torch.Tensor:
         """The attention of q [n, heads, d]: query heads that share a key are as queries of one head."""
+        if isinstance(group, NextTokens):
+            return group.attend(q, keys, values, said["scale"])
         count, heads, d = q.shape
         shared = keys.shape[2]
         near, far = _gathered(keys, values, group.blocks)
@@ -129,8 +134,8 @@ class PagedCore:
             found.append(table[at // size - row.past // size] * size + at % size)
         return torch.from_numpy(np.concatenate(found)).to(self.kv.device)
 
-    def _planned(self, window: int) -> tuple[list[_Together], list[_Alone]]:
-        """Return how keys are gathered under a sliding window (0: none)."""
+    def _planned(self, window: int, direct: bool) -> tuple[list[_Together | NextTokens], list[_Alone]]:
+        """Return how keys are read where they lie (`direct`) or gathered, under a sliding window (0: none)."""
         size, first, single, alone = self.kv.block, 0, [], []
         for row in self.rows:
             if row.new == 1:
@@ -140,10 +145,19 @@ class PagedCore:
             else:
                 alone.append(self._of_one(row, first, window))
             first += row.new
+        if direct:
+            return ([self._of_next(single, window)] if single else []), alone
         groups = alike(single, lambda one: one[0])
         if len(groups) == 1 and not alone:  # in the order of the packed tokens
             groups[0].sort(key=lambda one: one[2])
         return [self._of_group(group, window) for group in groups], alone
+
+    def _of_next(self, single: list, window: int) -> NextTokens:
+        found = []
+        for count, begin, first, row in single:
+            length = row.past + 1 - begin * self.kv.block
+            found.append((first, row.table[begin : begin + count], max(0, length - window) if window else 0, length))
+        return NextTokens(*zip(*found))
 
     def _of_group(self, group: list, window: int) -> _Together:
         size, wide = self.kv.block, max(one[0] for one in group)
