@@ -110,3 +110,44 @@ def read_by_deepspeed(file):
     config = pytest.importorskip("deepspeed.runtime.config", reason="deepspeed is not installed")
     table.pop("train_batch_size", None)  # it is checked against the ranks of the job, and this is a job of one
     assert config.DeepSpeedConfig(table).zero_optimization_stage == table["zero_optimization"]["stage"]
+
+
+TRAIN = ["--train", "batch=64,seq=4096"]
+OURS = ["predict", "llama3-8b", "--on", "8xh100", "--plan", "fsdp"]
+SERVED = ["predict", "llama3-8b", "--on", "8xh100", "--plan", "tp8", "--serve", "rate=4,prompt=512,output=64"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "said"),
+    [
+        ([*OURS, "--train", "batch=64 seq=4096"], "W002", "words are separated by commas"),
+        ([*OURS, "--train", "batch=64;seq=4096"], "W002", "words are separated by commas"),
+        ([*SERVED[:-1], "rate=4 prompt=512 output=64"], "W002", "words are separated by commas"),
+        ([*OURS[:-1], "tp", *TRAIN], "P001", "it wants a number behind it: tp2"),
+        ([*OURS[:3], "mine.toml", *OURS[4:], *TRAIN], "C004", "--toml > mine.toml writes one"),
+        ([*OURS[:3], "8xh100,foo=3", *OURS[4:], *TRAIN], "C014", "keys are nodes, gpus, device, "),
+        ([*OURS, "--train", "batch=64,seq=4096,lengths=none.csv"], "W004", "a file with a length in tokens a line"),
+        (OURS, "X004", "or for requests in place of steps --serve rate="),
+        ([*SERVED, *TRAIN], "X004", "drop --train, or drop --serve"),
+        (["predict", "none.toml"], "X006", "meshwright init and meshwright search --save write one"),
+        (["papers", "zero-bubble"], "X003", "meshwright papers --help lists what it takes"),
+        (["calibrate"], "X004", "add --here (this machine), --server URL, "),
+        (["calibrate", "--runs", "none.csv", "--out", "o.toml"], "V001", "cannot read the table: No such file or"),
+        (["run", "llama-1m", "--on", "2xh100", *TRAIN, "--plan", "dp2", "--data", "sample", "--steps", "0"], "L005",
+         "a number of steps, at least 1"),
+    ],
+)  # fmt: skip
+def test_a_slip_of_the_first_hour_is_told_what_to_write(argv, code, said, folder, shell):
+    err = shell(*argv, code=2).err
+    assert f"error[{code}]" in err and said in err
+
+
+@pytest.mark.parametrize(
+    ("argv", "code"),
+    [
+        ([*SERVED, "--slo", "tfft=2s"], "W001"),
+        (["predict", "--serve", "rate=2,prompt=40,output=20", "--engine-profile", "none.toml"], "T008"),
+    ],
+)
+def test_one_slip_is_one_error(argv, code, folder, shell):
+    assert re.findall(r"error\[(\w+)\]", shell(*argv, code=2).err) == [code]

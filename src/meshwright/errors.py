@@ -69,6 +69,12 @@ class Infeasible(MeshwrightError):
     exit_code = 1
 
 
+def unseparated(value: str) -> str:
+    """A help line for a value that swallowed the word behind it (``batch=64 seq=4096``); "" for any other."""
+    _first, *rest = value.replace(";", " ").split()[:2] or [""]
+    return "words are separated by commas: such as batch=64,seq=4096" if rest and "=" in rest[0] else ""
+
+
 def nearest(name: str, choices: Sequence[str], count: int = 3) -> str:
     """A help line that names the choices closest to `name`: ``did you mean h100_sxm, h100_pcie?``."""
     import difflib

@@ -77,7 +77,8 @@ def test_another_format_version_is_refused_with_the_command_that_converts(versio
     file.write_text(json.dumps(json.loads(file.read_text()) | {"format_version": version}))
     code, _, err = said(capsys, *saved)
     assert code == 2
-    assert errors(err) == [("X007", f"format_version is {version!r}, this version reads 1")]
+    what = "missing" if version is None else repr(version)
+    assert errors(err) == [("X007", f"format_version is {what}, this version reads 1")]
     assert "convert it: meshwright predict llama3-8b --on 8xh100 --train batch=64,seq=4096 --plan" in err
 
 

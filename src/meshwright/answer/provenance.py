@@ -391,8 +391,8 @@ def warnings(
     words = usual_words(costs.framework, plan)
     if words:
         out.append(
-            f"{costs.framework.name} runs {' '.join(words)} unless told otherwise, and the plan does not say so: "
-            "add it to predict the framework as it comes"
+            f"the framework profile {costs.framework.name!r} is of software that runs {' '.join(words)} unless told "
+            "otherwise, and the plan does not say so: add it to the plan to predict that software as it comes"
         )
     out += _unsaid_network(cluster)
     hides = schedules.get(plan.pipeline.schedule).hides_experts

@@ -33,6 +33,8 @@ unless told otherwise."""
 PART = "here.part.json"
 #: Options that say something of a server that is probed.
 OF_A_SERVER = ("save", "seconds", "longest", "model", "api_key", "tokenizer", "serve")
+#: What is measured, where nothing says it.
+CHOICES = "--here (this machine), --server URL, --runs FILE, --device NAME with --few COUNT, or --data DIR with tables"
 CLASSES = ("gemm", "attention", "latent", "moe", "scan", "network", "framework", "engine")
 
 
@@ -96,7 +98,9 @@ def run(argv: list[str]) -> int:
         from meshwright.cli.calibrate_few import run_few
 
         return run_few(given, wrong)
-    wrong += options.missing({"data": given.data}, {"data": "--data DIR"}, command="calibrate")
+    if not given.data:
+        said, place = "nothing says what is calibrated", "meshwright calibrate"
+        wrong.append(Diagnostic(code="X004", message=said, place=place, help=f"add {CHOICES}"))
     only = [name for name in given.only.split(",") if name] or _there(Path(given.data))
     wrong += [_unknown(name) for name in only if name not in CLASSES]
     share, fault = _share(given.holdout)

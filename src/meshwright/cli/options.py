@@ -205,7 +205,8 @@ def names(kind: type[msgspec.Struct]) -> list[str]:
 def _unknown(word: str, kind: type[msgspec.Struct], command: str) -> Diagnostic:
     known = names(kind)
     what = "option" if word.startswith("-") else "argument"
-    help = nearest(word.partition("=")[0], known) if what == "option" else "quote a value that has spaces in it"
+    quoted = f"quote a value that has spaces in it; meshwright {command} --help lists what it takes"
+    help = nearest(word.partition("=")[0], known) if what == "option" else quoted
     return Diagnostic(code="X003", message=f"unknown {what} {word!r}", place=f"meshwright {command}", help=help)
 
 

@@ -6,7 +6,7 @@ import msgspec
 
 from meshwright.cli import options
 from meshwright.cli.output import console, note, print_json, unwritable
-from meshwright.cli.question import DENOISE, GOAL, OPTIONAL, SERVE, WANTED, WORLD, asked, read_all, unserved
+from meshwright.cli.question import DENOISE, GOAL, OPTIONAL, OR_SERVED, SERVE, WANTED, WORLD, asked, read_all, unserved
 
 DESCRIPTION = """Predict one training step: does the plan fit, how long does it take, where does the time go.
 
@@ -69,7 +69,7 @@ def run(argv: list[str]) -> int:
         from meshwright.cli.serving import predict_served
 
         return predict_served(question, given, wrong)
-    wrong += options.missing(msgspec.structs.asdict(question), WANTED, command="predict")
+    wrong += options.missing(msgspec.structs.asdict(question), WANTED | OR_SERVED, command="predict")
     wrong += unserved(given, ("slo", "engine_profile", "records"), "predict")
     wrong += unwritable(given.report, "--report") + unwritable(given.trace, "--trace")
     wrong += unwritable(given.job_trace, "--job-trace")

@@ -70,6 +70,10 @@ WANTED = {
     "train": "--train batch=512,seq=8192",
     "plan": '--plan "tp8 pp4 vpp5 zero1"',
 }
+#: The same of a command that answers for requests, too.
+OR_SERVED = {
+    "train": "--train batch=512,seq=8192, or for requests in place of steps --serve rate=8,prompt=1024,output=256"
+}
 
 
 def load(path: str) -> Question:
@@ -82,7 +86,8 @@ def load(path: str) -> Question:
         text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"not TOML: {error}"
-        raise MeshwrightError.one("X006", f"cannot read {path}: {reason}", place=path) from None
+        help = "a question or plan file: meshwright init and meshwright search --save write one"
+        raise MeshwrightError.one("X006", f"cannot read {path}: {reason}", place=path, help=help) from None
     return loads(text, path)
 
 
@@ -209,7 +214,8 @@ def check_version(version: Any, path: str, convert: str = "") -> None:
     add = f"write format_version = {FORMAT_VERSION} at the top of the file"
     raise MeshwrightError.one(
         "X007",
-        f"format_version is {version!r}, this version reads {FORMAT_VERSION}",
+        ("format_version is missing" if version is None else f"format_version is {version!r}")
+        + f", this version reads {FORMAT_VERSION}",
         place=path,
         help=convert or (upgrade if newer else add),
     )

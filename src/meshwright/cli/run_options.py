@@ -22,7 +22,7 @@ OWN = "meshwright"
 NEEDED = ("torch", "safetensors", "tokenizers")
 #: Numbers among the options: field -> (least, most, whole numbers only, what is wanted in words).
 NUMBERS = {
-    "steps": (1, 1e12, True, "a number of steps"),
+    "steps": (1, 1e12, True, "a number of steps, at least 1"),
     "save_every": (1, 1e12, True, "a number of steps"),
     "base_batch": (1, 1e9, True, "a number of sequences"),
     "warmup": (0, 1e12, True, "a number of steps"),

@@ -12,7 +12,7 @@ from meshwright.cli.guard import INTERRUPTED
 from meshwright.cli.output import console, note, print_json, unwritable
 from meshwright.cli.question import Question, beside, path_of, read_parts
 from meshwright.cli.scaling import clusters_of
-from meshwright.cli.serving import no_bounds
+from meshwright.cli.serving import bounded
 from meshwright.errors import Diagnostic, MeshwrightError
 
 if TYPE_CHECKING:
@@ -139,9 +139,7 @@ def read(question: Question, given: Any, wrong: list[Diagnostic]) -> AskedServin
     wrong += _of_training(given) + unwritable(given.save, "--save") + unwritable(given.report, "--report")
     if given.top and not (given.top.isdecimal() and int(given.top)):
         wrong.append(Diagnostic(code="R002", message=f"{given.top!r} is not a count", place=f"--top {given.top}"))
-    text = question.serve
-    if given.slo:
-        text, wrong = f"{text},{given.slo}", wrong + no_bounds(given.slo)
+    text = bounded(question.serve, given.slo, wrong)
     question = msgspec.structs.replace(question, price=given.price or question.price, serve=text)
     parts, found = read_parts(
         msgspec.structs.replace(question, on="", train="", plan="", price="", framework="", tokens="")

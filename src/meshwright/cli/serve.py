@@ -187,8 +187,9 @@ def _read(given: ServeOptions, wrong: list[Diagnostic]) -> tuple[EngineSpec, Ser
     folder = Path(question.model).expanduser()
     text, model, count = None, None, 1
     if not question.model or not folder.is_dir():
-        help = "add --model DIR, the folder of a published model: config.json, safetensors, tokenizer.json"
-        said = f"{question.model!r} is no folder" if question.model else "--model is missing"
+        add = "name" if question.model else "add --model DIR,"
+        help = f"{add} the folder of a published model: config.json, safetensors, tokenizer.json"
+        said = f"--model {question.model}: there is no such folder" if question.model else "--model is missing"
         wrong.append(Diagnostic(code="X004", message=said, place="meshwright serve", help=help))
     else:
         model = read(lambda: models.load(folder), None)

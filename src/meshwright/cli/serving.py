@@ -33,8 +33,8 @@ def predict_served(question: Question, given: Any, wrong: list[Diagnostic]) -> i
 
         try:
             profile = load(given.engine_profile)
-        except MeshwrightError as error:
-            wrong = [*wrong, *error.diagnostics]
+        except MeshwrightError as error:  # whether a model is wanted besides is in the file
+            raise MeshwrightError([*wrong, *error.diagnostics]) from None
     if profile is not None and profile.server is not None:
         return _predict_server(question, given, profile, wrong)
     wrong = [*wrong, *options.missing(msgspec.structs.asdict(question), SERVED, command="predict")]
@@ -42,9 +42,7 @@ def predict_served(question: Question, given: Any, wrong: list[Diagnostic]) -> i
     for option in ("records", "trace", "report"):
         wrong += unwritable(getattr(given, option), f"--{option}")
     wrong += lacking(given.records)
-    if given.slo:
-        question = msgspec.structs.replace(question, serve=f"{question.serve},{given.slo}")
-        wrong += no_bounds(given.slo)
+    question = msgspec.structs.replace(question, serve=bounded(question.serve, given.slo, wrong))
     parts = read_served(question, wrong)
     prediction = _answered(*parts, profile=profile)
     if given.json:
@@ -62,23 +60,29 @@ def predict_served(question: Question, given: Any, wrong: list[Diagnostic]) -> i
 def _of_training(question: Question, given: Any) -> list[Diagnostic]:
     """X004 for what is of training alone: said beside requests, one of the two is meant."""
     said = [f"--{name}" for name in ("train", *GOAL, "world") if getattr(question, name)]
-    help = "drop them, or drop --serve"
     return [
-        Diagnostic(code="X004", message=f"{name} is of a training step", place="meshwright predict --serve", help=help)
+        Diagnostic(
+            code="X004",
+            message=f"{name} is of a training step",
+            place="meshwright predict --serve",
+            help=f"drop {name}, or drop --serve",
+        )
         for name in said
         if name != "--price"
     ]
 
 
-def no_bounds(text: str) -> list[Diagnostic]:
-    """Return W001 for every word of an objective that is none."""
-    keys = [part.partition("=")[0].strip().lower() for part in text.split(",") if part.strip()]
+def bounded(words: str, slo: str, wrong: list[Diagnostic]) -> str:
+    """The words of requests with those of --slo behind them; W001 is added to `wrong` for those that bound nothing."""
     help = "ttft=, tpot= and e2e=, such as ttft=500ms,tpot=50ms@p90"
-    return [
-        Diagnostic(code="W001", message=f"{key!r} is no objective", place=f"--slo {text}", help=help)
-        for key in keys
-        if key.partition(".")[0] not in BOUNDS
-    ]
+    kept = [words] if words else []
+    for part in filter(None, (part.strip() for part in slo.split(","))):
+        key = part.partition("=")[0].strip().lower()
+        if key.partition(".")[0] in BOUNDS:
+            kept.append(part)
+        else:
+            wrong.append(Diagnostic(code="W001", message=f"{key!r} is no objective", place=f"--slo {slo}", help=help))
+    return ",".join(kept)
 
 
 def _answered(model, cluster, serve, plan, requests, profile=None) -> ServingPrediction:
@@ -101,9 +105,7 @@ def _predict_server(question: Question, given: Any, profile: EngineProfile, wron
     for option in ("records", "trace"):
         wrong += unwritable(getattr(given, option), f"--{option}")
     wrong += lacking(given.records)
-    if given.slo:
-        question = msgspec.structs.replace(question, serve=f"{question.serve},{given.slo}")
-        wrong += no_bounds(given.slo)
+    question = msgspec.structs.replace(question, serve=bounded(question.serve, given.slo, wrong))
     from meshwright.answer.server import predict_server
     from meshwright.spec.serve import parse
 

@@ -10,7 +10,7 @@ from meshwright.cli import options
 from meshwright.cli.output import console, print_json
 from meshwright.cli.progress import Progress
 from meshwright.cli.question import Question, read_parts
-from meshwright.cli.serving import SERVED, no_bounds
+from meshwright.cli.serving import SERVED, bounded
 from meshwright.errors import Diagnostic, MeshwrightError
 
 ALL = "all"
@@ -30,9 +30,7 @@ def whatif_served(question: Question, given: Any, wrong: list[Diagnostic]) -> in
         if getattr(given, option):
             message, help = f"--{option} is of a training step", "drop it, or drop --serve"
             wrong.append(Diagnostic(code="X004", message=message, place="meshwright whatif --serve", help=help))
-    if given.slo:
-        wrong += no_bounds(given.slo)
-        question = msgspec.structs.replace(question, serve=f"{question.serve},{given.slo}")
+    question = msgspec.structs.replace(question, serve=bounded(question.serve, given.slo, wrong))
     parts, found = read_parts(msgspec.structs.replace(question, train="", framework=""))
     wrong += found
     serve = requests = None

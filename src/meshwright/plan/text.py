@@ -165,4 +165,6 @@ def _looked_up(word: str) -> Settings:
             except MeshwrightError as error:
                 if error.diagnostics[0].code.startswith("P"):
                     raise
-    raise MeshwrightError.one("P001", f"unknown word {word!r} in a plan", help=meant(word, examples()))
+    name = word.lower()
+    sized = f"it wants a number behind it: {name}2; meshwright explain {name}" if name in numbered_words() else ""
+    raise MeshwrightError.one("P001", f"unknown word {word!r} in a plan", help=sized or meant(word, examples()))

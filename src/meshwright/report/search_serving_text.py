@@ -79,6 +79,12 @@ def cells(one: RankedServing) -> tuple[str, ...]:
     )
 
 
+def others(one: RankedServing) -> str:
+    """Return how many engines keep the objectives with a plan's layout besides the one shown."""
+    count = one.variants
+    return f"{count} other engine keeps them" if count == 1 else f"{count} other engines keep them"
+
+
 def _table(found: ServingFound, best: tuple[RankedServing, ...], page: Page) -> None:
     """Numbers on one line and the plan under them, so that its words stay together on narrow terminals."""
     lines = [("", *HEADS), *(("=" if r.tie else str(i + 1), *cells(r)) for i, r in enumerate(best))]
@@ -90,7 +96,7 @@ def _table(found: ServingFound, best: tuple[RankedServing, ...], page: Page) -> 
             continue
         page.print(Text(said(found, ranked.candidate), "bold" if ranked is best[0] else ""), indent=5)
         if ranked.variants:
-            page.print(Text(f"{ranked.variants} other engines keep them on as many devices", "dim"), indent=5)
+            page.print(Text(f"{others(ranked)} on as many devices", "dim"), indent=5)
         if ranked.tie is not None:
             apart = f"{ranked.tie.low:+.0%} to {ranked.tie.high:+.0%}"
             page.print(Text(f"a tie with 1: {apart} of an objective (80%)", "dim"), indent=5)

@@ -54,14 +54,19 @@ def beyond_engines(walk: Walk, strategy: str) -> Excluded | None:
     """The fastest plan that fits and that the engines asked for do not run, if it is faster than what they run or
     nothing that they run fits."""
     asked = walk.wanted
-    faster = _faster(walk, strategy, Wanted(keep=1, room_bytes=asked.room_bytes, cap_s=walk.best_s), "what it costs: ")
+    faster = _faster(
+        walk,
+        strategy,
+        Wanted(keep=1, room_bytes=asked.room_bytes, cap_s=walk.best_s),
+        "plans that the engine does not run: ",
+    )
     return faster and _excluded(walk, faster, asked.runnable.reasons(faster.plan))
 
 
 def beyond_risk(walk: Walk, strategy: str) -> Excluded | None:
     """The fastest plan that leaves less room than is usual, if it is faster than those that leave it."""
     loose = msgspec.structs.replace(walk.wanted, keep=1, families=False, room_bytes=0.0, cap_s=walk.best_s)
-    faster = _faster(walk, strategy, loose, "what the risk costs: ")
+    faster = _faster(walk, strategy, loose, "plans that leave less memory: ")
     if faster is None:
         return None
     capacity = walk.capacity_bytes + walk.wanted.room_bytes

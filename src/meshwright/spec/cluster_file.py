@@ -81,7 +81,8 @@ def read(path: Path) -> str:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise MeshwrightError.one("C004", f"cannot read {path}: {reason}") from None
+        help = "meshwright catalog clusters 4x8xh100,100gbe --toml > mine.toml writes one to change"
+        raise MeshwrightError.one("C004", f"cannot read {path}: {reason}", place=str(path), help=help) from None
 
 
 def parse(text: str, place: str) -> dict[str, Any]:

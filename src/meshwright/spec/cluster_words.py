@@ -146,7 +146,7 @@ def _meanings(word: str, place: str, wrong: list[Diagnostic]) -> Iterator[tuple[
     elif not equals:
         yield from _plain(word, place, wrong)
     elif key not in KEYS:
-        wrong.append(bad("C014", f"unknown key {key!r}", place, _near(f"{key}=")))
+        wrong.append(bad("C014", f"unknown key {key!r}", place, _near_key(f"{key}=")))
     elif key in cluster_tiers.EXAMPLES:
         size = cluster_tiers.read(key, value)
         if size is not None:
@@ -221,6 +221,11 @@ def _near(word: str) -> str:
     if family and word not in family:
         return f"which of {', '.join(family)}?"
     return nearest(word, all_words()) + "; meshwright explain cluster"
+
+
+def _near_key(key: str) -> str:
+    near = _near(key)
+    return near if not near.startswith("known") else f"keys are {', '.join(KEYS)}; meshwright explain cluster"
 
 
 def _network_near(value: str) -> str:

@@ -216,7 +216,10 @@ def _text(path: Path) -> str:
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text, a length a line"
         raise MeshwrightError.one(
-            "W004", f"cannot read the document lengths: {reason}", place=f"lengths={path}"
+            "W004",
+            f"cannot read the document lengths: {reason}",
+            place=f"lengths={path}",
+            help="a file with a length in tokens a line, or lengths=lognormal:mean=2048,sigma=1",
         ) from None
     if len(text) > MOST_CHARACTERS:
         raise MeshwrightError.one(

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from meshwright.catalog import meant
-from meshwright.errors import Diagnostic, MeshwrightError
+from meshwright.errors import Diagnostic, MeshwrightError, unseparated
 from meshwright.quantity import bytes_text
 from meshwright.spec import serve_file
 from meshwright.spec.engine_words import ENGINE_READERS, EngineWords
@@ -297,7 +297,7 @@ def _read(
             wrong += [msgspec.structs.replace(d, place=said, help=help) for d in error.diagnostics]
             continue
         if read is None:
-            help = f"write {key}=<{wanted}>"
+            help = unseparated(value) or f"write {key}=<{wanted}>"
             wrong.append(_bad("W002", f"{key} = {value!r} is not {wanted}", f"{place} {key}={value}", help))
         elif of_class:
             classes.setdefault(int(of_class[2]), {})[bound] = read

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from meshwright.catalog import meant, words
-from meshwright.errors import Diagnostic, MeshwrightError
+from meshwright.errors import Diagnostic, MeshwrightError, unseparated
 from meshwright.quantity import parse_count, write_count
 from meshwright.spec import lengths as of_documents
 from meshwright.spec.items import Batch, Item
@@ -278,12 +278,13 @@ def parse(text: str, *, place: str = "--train", base: Path = Path()) -> Train:
             found += error.diagnostics
             continue
         if read is None:
+            explained = f"; meshwright explain {value}" if value in words() else ""
             found.append(
                 Diagnostic(
                     code="W002",
                     message=f"{key} = {value!r} is not {wanted}",
                     place=f"{place} {key}={value}",
-                    help=f"write {key}=<{wanted}>" + (f"; meshwright explain {value}" if value in words() else ""),
+                    help=unseparated(value) or f"write {key}=<{wanted}>" + explained,
                 )
             )
         elif name == "balance":

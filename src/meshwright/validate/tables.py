@@ -112,7 +112,9 @@ def text_of(path: Path) -> str:
         raw = path.read_bytes()
         return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8-sig")
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        raise MeshwrightError.one("V001", f"cannot read the table: {error}", place=str(path)) from None
+        reason = getattr(error, "strerror", None) or str(error)
+        help = "a table is CSV in UTF-8, plain or as .csv.gz"
+        raise MeshwrightError.one("V001", f"cannot read the table: {reason}", place=str(path), help=help) from None
 
 
 def number(row: dict[str, str], key: str) -> float | None:

@@ -214,11 +214,12 @@ def family_of(config: Mapping[str, Any], *, name: str, place: str) -> str:
             if named and family not in _OWN_HEADS and not named.endswith(_HEADS):
                 break
             return family
+    near = nearest(kind or stem, sorted(READERS))
     raise MeshwrightError.one(
         "M004",
         f"unknown architecture {named or kind or 'none'} ({name})",
         place=f"{place}: architectures = {shown(classes)}, model_type = {shown(config.get('model_type'))}",
-        help=nearest(kind or stem, sorted(READERS)) + "; known families: " + ", ".join(sorted(READERS)),
+        help=(f"{near}; " if near.startswith("did") else "") + "known families: " + ", ".join(sorted(READERS)),
     )
 
 
