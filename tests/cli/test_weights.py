@@ -145,3 +145,8 @@ def test_weights_within_a_round_of_local_steps_are_said_to_be_one_replicas(train
     assert main(["run", *QUESTION, *words, "4", "--resume"]) == 0
     assert main(["weights", "run2", "--to", "joined"]) == 0
     assert "within a round" not in capfd.readouterr().err
+
+
+def test_weights_without_their_configuration_are_said_to_lack_it(trained, capfd):
+    assert main(["weights", "run1", "--to", "bare"]) == 0
+    assert "no config.json" in capfd.readouterr().err

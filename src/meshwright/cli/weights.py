@@ -75,12 +75,15 @@ def run(argv: list[str]) -> int:
     with ended_in_order():
         made, source, apart = _foreign(given, config) if _is_distributed(given) else _own(given, config)
     files = {str(file.relative_to(made)): file.stat().st_size for file in sorted(made.rglob("*")) if file.is_file()}
+    bare = "model.safetensors" in " ".join(files) and "config.json" not in files
     if given.json:
         said = {"format_version": FORMAT_VERSION, "checkpoint": str(source), "folder": str(made), "files": files}
         print_json(said | ({"note": apart.lstrip(":, ")} if apart else {}))
         return 0
     note(f"read {source}{apart}")
     print(f"wrote {made}: {', '.join(f'{name} ({size / 1e6:,.1f} MB)' for name, size in files.items())}")
+    if bare:
+        note("no config.json, which transformers and meshwright run on this folder need: --model MODEL writes it")
     return 0
 
 
