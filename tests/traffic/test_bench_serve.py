@@ -58,7 +58,7 @@ def test_a_workload_is_measured_kept_and_gone_on_with(url, tmp_path, capsys):
 
 
 def test_an_objective_that_is_missed_is_exit_code_1(url, capsys):
-    assert main(["bench-serve", url, "--serve", WORDS.replace("10s", "1us")]) == 1
+    assert main(["bench-serve", url, "--serve", WORDS.replace(",ttft=10s", ""), "--slo", "ttft=1us"]) == 1
     assert "misses" in capsys.readouterr().out
 
 
@@ -69,6 +69,7 @@ def test_an_objective_that_is_missed_is_exit_code_1(url, capsys):
         (["ftp://there", "--serve", WORDS], "T001", "'ftp://there' is no server's URL"),
         (["URL", "--serve", WORDS, "--model", "tinny"], "T003", "did you mean tiny"),
         (["URL", "--serve", "rate=4,promt=30,output=4"], "W001", "prompt"),
+        (["URL", "--serve", WORDS, "--slo", "tfft=1s"], "W001", "'tfft' is no objective"),
         (["URL", "--serve", WORDS.replace("30", "300")], "W012", "longest=100"),
         (["URL", "--serve", WORDS, "--tokenizer", "/nowhere.json"], "T007", "cannot read"),
         (["URL", "--serve", WORDS, "--api-key", "env:NOT_THERE_1"], "T002", "NOT_THERE_1 is not set"),

@@ -42,6 +42,7 @@ class BenchServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     serve: options.text(
         "REQUESTS", "rate=8,prompt=1024,output=256,requests=500 or trace=FILE: meshwright explain serve."
     ) = ""
+    slo: options.text("BOUNDS", "Objectives that decide the exit code, ttft=500ms,tpot=50ms@p90.") = ""
     model: options.text("NAME", "Which of the server's models; its first if left out.") = ""
     api_key: options.text("KEY", "Sent as a bearer token; env:NAME takes it from a variable.") = ""
     tokenizer: options.text("FILE", "A tokenizer.json to count prompts by, where the server cannot be asked.") = ""
@@ -62,13 +63,15 @@ def run(argv: list[str]) -> int:
     limits = options.numbers(given, {"timeout": (0.001, 1e6, False, "seconds above 0")}, wrong, command=COMMAND)
     key, fault = api_key(given.api_key)
     wrong += fault
+    from meshwright.cli.serving import bounded
     from meshwright.spec.serve import parse
     from meshwright.traffic.http import origin
     from meshwright.traffic.session import earlier
 
     serve = requests = before = None
     try:
-        serve = parse(given.serve) if given.serve else None
+        words = bounded(given.serve, given.slo, wrong)
+        serve = parse(words) if given.serve else None
         requests = serve.drawn() if serve is not None else None
     except MeshwrightError as error:
         wrong += error.diagnostics
