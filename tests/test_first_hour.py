@@ -114,6 +114,7 @@ def read_by_deepspeed(file):
 
 TRAIN = ["--train", "batch=64,seq=4096"]
 OURS = ["predict", "llama3-8b", "--on", "8xh100", "--plan", "fsdp"]
+ONLY_DP = ["--fix", "tp=1", "--fix", "pp=1", "--fix", "cp=1"]
 SERVED = ["predict", "llama3-8b", "--on", "8xh100", "--plan", "tp8", "--serve", "rate=4,prompt=512,output=64"]
 
 
@@ -130,6 +131,9 @@ SERVED = ["predict", "llama3-8b", "--on", "8xh100", "--plan", "tp8", "--serve", 
         (OURS, "X004", "or for requests in place of steps --serve rate="),
         ([*SERVED, *TRAIN], "X004", "drop --train, or drop --serve"),
         (["predict", "none.toml"], "X006", "meshwright init and meshwright search --save write one"),
+        (["search", *OURS[1:4], *TRAIN, "--fix", "tp=3"], "R005", "tp=3 does not divide num_heads=32"),
+        (["search", *OURS[1:3], "7xh100", *TRAIN, *ONLY_DP], "R005", "batch 64 is not a multiple of dp7"),
+        (["predict", "empty.json", *OURS[2:], *TRAIN], "M007", "cannot read empty.json: it is empty"),
         (["papers", "zero-bubble"], "X003", "meshwright papers --help lists what it takes"),
         (["calibrate"], "X004", "add --here (this machine), --server URL, "),
         (["calibrate", "--runs", "none.csv", "--out", "o.toml"], "V001", "cannot read the table: No such file or"),
@@ -138,6 +142,7 @@ SERVED = ["predict", "llama3-8b", "--on", "8xh100", "--plan", "tp8", "--serve", 
     ],
 )  # fmt: skip
 def test_a_slip_of_the_first_hour_is_told_what_to_write(argv, code, said, folder, shell):
+    (folder / "empty.json").touch()
     err = shell(*argv, code=2).err
     assert f"error[{code}]" in err and said in err
 

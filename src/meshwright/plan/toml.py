@@ -69,6 +69,18 @@ def save(plan: Plan, path: str | Path, question: Mapping[str, str] | None = None
     write_bytes(path, dump(plan, question).encode())
 
 
+#: Kinds of values in a file, by Python's names of them.
+KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text",
+    "bool": "true or false",
+    "tuple": "a list",
+    "list": "a list",
+    "dict": "a table",
+}
+
+
 def load(path: str | Path) -> Plan:
     """The plan in a file.
 
@@ -113,7 +125,12 @@ def _plan(
     for facet, rows in [*(common or {}).items(), *table.items()]:
         where = prefix if facet in table else ""
         if facet not in known:
-            found.append(_wrong(place, where + facet, rows, f"no such table; {nearest(facet, known)}"))
+            text = f'is words in quotes, as on the command line: {facet} = "..."'
+            found.append(
+                _wrong(
+                    place, where + facet, rows, text if facet in QUESTION else f"no such table; {nearest(facet, known)}"
+                )
+            )
             continue
         if not isinstance(rows, dict):
             found.append(_wrong(place, where + facet, rows, f"is a table: write [{where}{facet}] and its keys below"))
@@ -143,8 +160,13 @@ def _read(facet: str, current: msgspec.Struct, name: str, value: Any) -> tuple[s
     if isinstance(usual, float) and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if type(value) is not type(usual):
-        return f"wants {type(usual).__name__}, not {type(value).__name__}", None
+        return f"wants {_kind(usual)}, not {_kind(value)}", None
     return _why_not(facet, name, value), value
+
+
+def _kind(value: Any) -> str:
+    """The kind of a value of a file, in words."""
+    return KINDS.get(type(value).__name__, type(value).__name__)
 
 
 def _why_not(facet: str, name: str, value: Any) -> str:

@@ -14,9 +14,9 @@ from meshwright.answer.outlook import money
 from meshwright.answer.risk import USUAL_RISK
 from meshwright.cost import Costs, standard_on
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
-from meshwright.plan import Plan
+from meshwright.plan import Plan, parse
 from meshwright.plan.facets.passes import FIXED
-from meshwright.plan.legality import beyond_positions
+from meshwright.plan.legality import beyond_positions, violations
 from meshwright.quantity import gibibytes
 from meshwright.search.besides import beyond_engines, beyond_risk, to_recommend, walked
 from meshwright.search.draws import SharedDraws, sureness
@@ -139,10 +139,11 @@ def find(
         unlearned = list(beyond_positions(model, train))
         if unlearned:
             raise MeshwrightError(unlearned)
+        why = _why_none(space, model, cluster, train)
         raise MeshwrightError.one(
             "R005",
             f"no plan of this space is legal for {model.name} on {cluster.name} with {train.text()}",
-            help="free a facet, or say a smaller cluster, whose devices the batch can be split over",
+            help=f"{why}take back a --fix or a --bound, or say another batch or cluster",
         )
     evaluated = {t.plan: t for t in (*fitting, *roomy)}.values()
     points = tuple((t.plan, tuple(_value(o, t, walk) for o in objectives)) for t in evaluated)
@@ -244,3 +245,12 @@ def _best(fitting: list[Tried], top: int, families: bool) -> list[Tried]:
         first.setdefault(family_of(t.plan), t.step_time_s)
     chosen = dict(list(first.items())[:top])
     return [t for t in fitting if family_of(t.plan) in chosen]
+
+
+def _why_none(space: Space, model: Model, cluster: Cluster, train: Train) -> str:
+    """Return what is wrong with the plan of a space's least sizes, to be said where no plan of it is legal; "" if that
+    is no reason."""
+    least = [f"{name}{min(space[name])}" for name in ("tp", "pp", "cp", "ep", "mb") if 1 not in (space[name] or (1,))]
+    plan = parse(" ".join(least) or "tp1").on(cluster.num_devices)
+    wrong = [found.message for found in violations(plan, model, cluster, train)][:2]
+    return f"{', and '.join(wrong)}: " if wrong else ""

@@ -195,6 +195,7 @@ def _read_file(file: Path) -> dict[str, Any]:
         config = json.loads(file.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        reason = "it is empty" if "line 1 column 1 (char 0)" in reason and not file.stat().st_size else reason
         raise MeshwrightError.one(
             "M007", f"cannot read {file.name}: {reason}", place=str(file), help="a config.json in UTF-8 is expected"
         ) from None
