@@ -96,6 +96,7 @@ REFUSED = [
     ("pp2 zb-h1 loss_portions=2", "llama3-8b", "1f1b"),
     ("tp2 nosp full overlap=tp recompute_portions=2", "llama3-8b", "leave tp out"),
     ("full recompute_portions=9000", "llama3-8b", "fewer portions"),
+    ("cp4 loss_portions=3000", "llama3-8b", "on 4 ranks"),
     ("full recompute_portions=2", "mixtral-8x7b", "dense MLPs"),
     ("full recompute_portions=2", "deepseek-v2-lite", "latent"),
     ("full recompute_portions=2", "mamba2-2.7b", "state goes on"),

@@ -118,7 +118,7 @@ def test_neighbours_wait_as_messages_do_that_are_followed_one_by_one(text, lag):
     hears = [[one.source for one in heard] for heard in turn]
     met = [(hears[i], [j for j in range(n) if i in hears[j]]) for i in range(n)]
     whole = (1.0 + (0 if lag else busy), 1.0, (1.0 + busy,) if lag else (), (busy,) if lag else ())
-    one = Round(1, lag, 1.0, (PartTimes(*whole, 0.0),), 0.0, np.zeros(0), ())
+    one = Round(1, lag, 1.0, (PartTimes(*whole, 0.0),), 0.0, np.zeros(0), (), np.zeros(0))
     due = Due(*(np.ones((40, 1), np.int32) for _ in range(2)), np.arange(1, 41))
     due.applied[:lag] = 0
     assert paced(one, due, some, steps) == pytest.approx(followed(steps, met, lag, busy), rel=1e-12)

@@ -269,7 +269,8 @@ def _round(run: Simulated) -> RoundTimes | None:
 
 def _attribution(run: Simulated, timeline: Timeline) -> dict[str, float]:
     """Seconds of a step by cause; of replicas that average now and then, in the mean over a round."""
-    split, one = attribution(timeline, run.priced.parts), run.round
+    one = run.round
+    split = attribution(timeline, run.priced.parts if one is None else one.sent)
     if run.moving is not None:
         more = attribution(
             from_times(run.moving.lowered.graph, run.moving.start_s, run.moving.end_s), run.moving.priced.parts
@@ -278,12 +279,20 @@ def _attribution(run: Simulated, timeline: Timeline) -> dict[str, float]:
     if one is None:
         return split
     inner = attribution(from_times(run.lowered.graph, *one.times), one.causes)
-    split = {cause: one.over(inner[cause], seconds) for cause, seconds in split.items()}
     least = 1e-12 * one.mean_s  # what is left where two equal numbers are taken apart
     if len(one.parts) == 1 and not one.lag:
+        split = {cause: one.over(inner[cause], seconds) for cause, seconds in split.items()}
         return {cause: seconds if seconds > least else 0.0 for cause, seconds in split.items()}
-    split["optimizer"] += sum(part.applies_s - one.inner_s for part in one.parts) / one.every
-    rest = one.mean_s - sum(split.values())  # what is waited for, and parts that take less than the one shown
+    # what all parts take to be sent has the causes of the part that is shown
+    longer = {cause: max(0.0, seconds - inner[cause]) for cause, seconds in split.items()}
+    whole = sum(longer.values())
+    sends, applies = (
+        sum(getattr(part, what) - one.inner_s for part in one.parts) / one.every for what in ("sends_s", "applies_s")
+    )
+    share = one.exchanges * sends / whole if whole > least else 0.0
+    split = {cause: inner[cause] + share * longer[cause] for cause in split}
+    split["optimizer"] += applies
+    rest = one.mean_s - sum(split.values())  # what is waited for, and what exchanges slow
     split["dp"] += rest if abs(rest) > least else 0.0
     return split
 

@@ -58,24 +58,27 @@ def add_update(
     late = facts.exchanges and facts.zero >= 1 and not facts.gathers_ahead
     for r, units in enumerate(held_units(facts, actions)):
         where = 0 if facts.alike else r
-        updates = []
+        updates: list[tuple[int, np.ndarray]] = []  # with the class of slices that they are of
         if facts.offload is not None and facts.offload.optimizer:
             units, moved = _divided(facts, actions, r)
             for index, norm in enumerate(norms):
-                updates += add_host_updates(builder, roles, facts, moved, index, r, norm, tiered.gradients[index, r])
+                ends = add_host_updates(builder, roles, facts, moved, index, r, norm, tiered.gradients[index, r])
+                updates += [(index, end) for end in ends]
         for index in range(len(computes) if units else 0):
             stream = builder.stream(index * pp + r, "compute")
             # where layers are updated within the backward, what the host does at the end of a step is left
             role = roles(UpdateRole(() if facts.early else units, index, where))
-            updates.append(builder.extend(KIND["optimizer"], role, stream=[stream]))
-            builder.depend(updates[-1], norms[index])
+            updates.append((index, builder.extend(KIND["optimizer"], role, stream=[stream])))
+            builder.depend(updates[-1][1], norms[index])
         if facts.averages:
-            updates = add_averages(builder, roles, facts, actions, computes, r, updates)
+            own = [update for _, update in updates]
+            updates = list(enumerate(add_averages(builder, roles, facts, actions, computes, r, own)))
         if late or facts.scoped:
             what = REFRESHED if facts.scoped else GATHERED
             gather = builder.extend(KIND["all_gather"], roles(ExchangeRole(what, units, where)))
-            for index, update in enumerate(updates):
+            for index in dict(updates):
                 builder.occupy(gather, [builder.stream(index * pp + r, "dp_gather")])
+            for _, update in updates:
                 builder.depend(gather, update)
 
 

@@ -67,6 +67,8 @@ def _exchanging(
     spans = spans[np.argsort(timeline.start_s[spans], kind="stable")]
     for r in np.flatnonzero(np.bincount(rank)):
         mine, asked = spans[timeline.rank[spans] == r], rank == r
+        if not len(mine):
+            continue
         last = np.maximum.accumulate(timeline.end_s[mine])
         first = np.maximum(timeline.start_s[mine], np.append(0.0, last[:-1]))  # where the two queues overlap, once
         length = np.maximum(last - first, 0.0)

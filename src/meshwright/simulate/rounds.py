@@ -49,7 +49,8 @@ class Round(NamedTuple):
     """Steps of replicas that exchange in ``every`` of them each of their ``parts`` once, and apply it ``lag`` steps
     later: seconds of an ``inner`` step in which nothing is due. ``slows_s`` are seconds that a round's exchanges take
     from the kernels beside them, and ``exchanges`` how many times as long as one of each part they take. ``causes``
-    [num_keys, causes] and (start, end) are of an inner step's tasks."""
+    [num_keys, causes] and (start, end) are of an inner step's tasks, ``sent`` [num_keys, causes] those of the step that
+    sends the part which takes longest."""
 
     every: float
     lag: int
@@ -58,6 +59,7 @@ class Round(NamedTuple):
     slows_s: float
     causes: np.ndarray
     times: Times
+    sent: np.ndarray
     exchanges: float = 1.0
 
     @property
@@ -115,12 +117,12 @@ def round_of(lowered: Lowered, priced: Priced, costs: Costs, whole: Times) -> tu
     inner = only(lowered, priced, lambda program: False)
     plain = inner.times(costs)
     inner_s = float(plain[1].max())
-    found: list[tuple[PartTimes, Times]] = []
+    found: list[tuple[PartTimes, Times, np.ndarray]] = []
     numbers = sorted({program.part for program in due})
     for part in numbers:
         known = whole if len(numbers) == 1 and not lag else None
         found.append(_part(lowered, priced, costs, part, lag, inner_s, known))
-    parts = tuple(part for part, _ in found)
+    parts = tuple(part for part, _, _ in found)
     slowest = max(range(len(parts)), key=lambda i: parts[i].sends_s + parts[i].applies_s)
     slows = 0.0
     if lag:
@@ -130,18 +132,20 @@ def round_of(lowered: Lowered, priced: Priced, costs: Costs, whole: Times) -> tu
     exchanges = 1.0
     if any(program.clocked for program in due):
         exchanges = meetings_a_step(lowered, costs, inner_s, parts[0].sends_s - inner_s)
-    return Round(every, lag, inner_s, parts, slows, inner.priced.parts, plain, exchanges), found[slowest][1]
+    _, times, sent = found[slowest]
+    return Round(every, lag, inner_s, parts, slows, inner.priced.parts, plain, sent, exchanges), times
 
 
 def _part(
     lowered: Lowered, priced: Priced, costs: Costs, number: int, lag: int, inner_s: float, known: Times | None
-) -> tuple[PartTimes, Times]:
-    """A part, and the times of the step that sends it, where they are not known."""
+) -> tuple[PartTimes, Times, np.ndarray]:
+    """A part, the times of the step that sends it, where they are not `known`, and the causes of its tasks."""
     mine = [program for program in lowered.programs if program.rare and program.part == number]
     num_bytes = _most_bytes(lowered.graph, lowered.programs, number)
     if not lag:
-        start, end = known or only(lowered, priced, lambda program: program.part == number).times(costs)
-        return PartTimes(float(end.max()), inner_s, (), (), num_bytes), (start, end)
+        alone = only(lowered, priced, lambda program: program.part == number)
+        start, end = known or alone.times(costs)
+        return PartTimes(float(end.max()), inner_s, (), (), num_bytes), (start, end), alone.priced.parts
     sends = only(lowered, priced, lambda program: program.part == number and not program.applies)
     start, end = sends.times(costs)
     beside = _beside(lowered.graph)
@@ -157,7 +161,7 @@ def _part(
         after = only(lowered, priced, lambda program: program.part == number and program.applies)
         applies_s = float(after.times(costs)[1].max())
     shown = np.minimum(start, whole), np.minimum(end, whole)
-    return PartTimes(whole, applies_s, tuple(ends), tuple(busy), num_bytes), shown
+    return PartTimes(whole, applies_s, tuple(ends), tuple(busy), num_bytes), shown, sends.priced.parts
 
 
 def waits(parts: tuple[PartTimes, ...], every: int, lag: int, inner_s: float) -> list[float]:

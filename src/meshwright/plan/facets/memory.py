@@ -102,8 +102,9 @@ def _portioned(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iter
 
 def _whole(plan: Plan, train: Train, many: int) -> Iterator[tuple[str, str]]:
     layout = plan.layout
-    if many > train.seq_len:
-        yield f"{many} portions of a sequence of {train.seq_len} tokens leave some without any", "fewer portions"
+    if many > train.seq_len // layout.cp:
+        tokens = f"{train.seq_len} tokens" + (f" on {layout.cp} ranks" if layout.cp > 1 else "")
+        yield f"{many} portions of a sequence of {tokens} leave some without any", "fewer portions"
     if layout.tp > 1 and layout.sp:
         yield "with sequence parallelism a rank's tokens are a shard of their own, not a portion of all", "say nosp"
     if plan.overlap.tp:
