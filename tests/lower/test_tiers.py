@@ -233,6 +233,7 @@ def test_a_window_larger_than_its_tier_is_refused_with_both_sizes():
         ("dp8 prefetch=3", "P052", "none is moved"),
         ("dp8 zero2 offload=grads", "P052", "add optimizer"),
         ("dp8 zero1 offload=grads+optimizer", "P052", "zero2 or zero3"),
+        ("pp2 dp4 fsdp overlap=pp offload=grads+optimizer", "P052", "say overlap=dp"),
         ("dp8 zero2 offload=params", "P052", "zero3, of which each rank fetches its shard"),
         ("pp4 dp2 zb-h1 offload=activations", "P052", "splits the backward"),
         ("dp8 offload=optimizer sync=diloco:h=8", "P052", "drop sync="),

@@ -231,3 +231,32 @@ def test_on_a_gpu_a_watched_collective_ends_on_its_stream(monkeypatch):
     recorder.step_end()
     found = recorder.recording()
     assert abs(int(found.end_ns[0] - found.start_ns[0]) - 2_001_000) < 500
+
+
+class Silent:
+    """A collective that says nothing of its end until `over` is set."""
+
+    def __init__(self):
+        self.over = threading.Event()
+
+    def get_future(self):
+        raise RuntimeError("Work::getFuture not implemented.")
+
+    def wait(self):
+        self.over.wait(10)
+
+
+@pytest.mark.parametrize("waited", [True, False])
+def test_a_collective_that_cannot_say_when_it_ends_is_waited_for_by_a_thread_where_that_is_asked(waited):
+    ticks = iter(range(100))
+    recorder, work = Recorder(now=lambda: next(ticks)), Silent()
+    recorder.step_begin(0)
+    recorder.watch(work, recorder.start("reduce_scatter", "dp"), waited=waited)
+    for _ in range(5):
+        recorder.stop(recorder.start("B"))
+    work.over.set()
+    recorder._waiting.join()
+    recorder.step_end()
+    found = recorder.recording()
+    first = found.label == found.label[0]
+    assert (found.end_ns[first] > found.end_ns[~first].max()).all() == waited

@@ -303,7 +303,8 @@ class Binder:
     def _due(self, role: ExchangeRole | CodeRole) -> dict[str, int | bool]:
         """When a task of an average is due, as a program says it."""
         found = self.fragments(role.units)
-        every, lag = max(f.every for f in found), max(f.lag for f in found)
+        # layers without anything that is trained have no fragments
+        every, lag = max((f.every for f in found), default=1), max((f.lag for f in found), default=0)
         turns = max((turns_of(self.policy, f.replica.size) for f in found if f.due == EVERY), default=0)
         every, applies = every * max(1, turns), role.what == DECODE and (every > 1 or lag > 0 or turns > 1)
         clocked = self.policy.clocks is not None

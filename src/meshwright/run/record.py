@@ -25,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from meshwright.graph import KIND, QUEUE
+from meshwright.run.waited import WaitedWorks
 
 #: Spans a block has room for at first; it doubles.
 CAPACITY = 1024
@@ -149,6 +150,7 @@ class Recorder:
         self.exchanged: dict[tuple[str, int], int] = {}
         self._resident = ResidentBytes()
         self._anchors: list[tuple[int, torch.cuda.Event]] = []
+        self._waiting = WaitedWorks()
 
     def step_begin(self, number: int) -> None:
         """Step `number` begins."""
@@ -229,16 +231,20 @@ class Recorder:
         """:meth:`start` now, :meth:`stop` at the end of the ``with`` block."""
         return _Span(self, self.start(kind, queue, **said))
 
-    def watch(self, work: torch.distributed.Work, token: int) -> None:
+    def watch(self, work: torch.distributed.Work, token: int, *, waited: bool = False) -> None:
         """The span ends when the collective does, whoever waits for it, and whenever. A message that cannot say when it
-        is out ends at once: its target knows when it is there."""
+        is out ends at once: its target knows when it is there. A collective that cannot (gloo's reduce-scatter) may be
+        ``waited`` for by a thread."""
         block = self._block
         if token < 0 or block is None:
             return
         try:
             future = work.get_future()
         except RuntimeError:  # gloo's messages have none
-            self.stop(token)
+            if waited:
+                self._waiting.put(work, block.late, token, self._now)
+            else:
+                self.stop(token)
             return
         if block.marks is not None:
             # the callback runs under a stream that waits for the collective
@@ -262,6 +268,7 @@ class Recorder:
         """Everything kept. On a GPU waits for it."""
         if self._gpu:
             self._anchor()
+        self._waiting.join()
         blocks = [b for b in self._blocks if b is not self._block]
         for block in blocks:
             for token, at in list(block.late):
@@ -342,7 +349,7 @@ class Off:
     def span(self, kind: str, queue: str = "compute", **said: Any) -> _Nothing:
         return _NOTHING
 
-    def watch(self, work: torch.distributed.Work, token: int) -> None: ...
+    def watch(self, work: torch.distributed.Work, token: int, *, waited: bool = False) -> None: ...
 
     def sample_memory(self) -> None: ...
 

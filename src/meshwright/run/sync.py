@@ -207,7 +207,7 @@ class Bucket:
             return
         token = recorder().start("reduce_scatter", "dp", **self.label, **_said(whole, shard, self.uneven))
         work = self.uneven.reduce(out, whole) if self.uneven else reduce_scatter_async(out, whole, shard)
-        recorder().watch(work.work if self.uneven else work, token)
+        recorder().watch(work.work if self.uneven else work, token, waited=True)
         self._pending = (work, out)
 
     def _squares(self, whole: torch.Tensor) -> torch.Tensor:

@@ -156,6 +156,9 @@ def _possible(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Itera
             f"gradients move once they are scattered, and zero{layout.zero} sums them whole over {replicas} replicas"
         )
         yield wrong("P052", message, place, "say zero2 or zero3")
+    if offload.grads and layout.zero == 3 and layout.pp > 1 and not plan.overlap.dp:
+        message = "gradients leave as they are summed: without dp in overlap= a stage's are, after its backward"
+        yield wrong("P052", message, place, "say overlap=dp, or leave grads out of offload=")
     if offload.params and replicas > 1 and layout.zero in (1, 2):
         message = f"zero{layout.zero} gathers updated parameters on the device, where offload=params keeps none"
         yield wrong("P052", message, place, "say zero3, of which each rank fetches its shard, or zero0")
