@@ -209,13 +209,15 @@ def test_a_name_near_a_preset_is_told_the_presets(capsys):
     assert found == ["M006"] and "presets: pretrain-405b-16384-h100" in err and "pretrain-8b-64-h100" in err
 
 
-def test_sync_policies_are_compared_by_their_time_to_a_loss(capfd):
+def test_sync_policies_are_compared_by_their_time_to_a_loss(capfd, monkeypatch):
     asked = ["search", "gpt2", "--on", "4x1xh100,1gbe", "--train", "batch=8,seq=512,tokens=1b"]
     facets = ("tp=1", "pp=1", "cp=1", "mb=1", "zero=0", "recompute=full", "overlap=dp")
     fixed = [word for facet in facets for word in ("--fix", facet)]
     objective = ["--objective", "time-to-loss", "--allow", "sync=local:h=100"]
+    monkeypatch.setenv("COLUMNS", "80")
     assert main([*asked, *fixed, *objective]) == 0
     shown = capfd.readouterr()
+    assert "\n     sync=local:h=100 dp4 mb1" in shown.out and max(map(len, shown.out.splitlines())) <= 80
     said = " ".join(shown.out.split())
     assert said.startswith("sync=local:h=100: ")
     assert "times sooner than the best plan found of sync=step; dp4 mb1" in said

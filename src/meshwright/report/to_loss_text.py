@@ -12,7 +12,7 @@ from meshwright.report.page import Page
 from meshwright.search.to_loss import LossTimes, PolicyTime
 from meshwright.sync.record import USUAL
 
-HEADS = ("sync=", "to the loss", "80% interval", "tokens", "80% interval", "step", "plan")
+HEADS = ("", "to the loss", "80% interval", "tokens", "80% interval", "step")
 
 
 def render(answer: LossTimes, console: Console, remarks: Sequence[str] = ()) -> None:
@@ -21,7 +21,7 @@ def render(answer: LossTimes, console: Console, remarks: Sequence[str] = ()) -> 
         page.print(Text(verdict(answer), "bold"))
         if answer.policies:
             page.title(f"To the loss of sync={USUAL} after {answer.tokens:.3g} tokens")
-            page.rows([tuple(Text(head, "dim") for head in HEADS), *(_row(one) for one in answer.policies)])
+            _table(answer.policies, page)
         if answer.slower:
             page.quiet("slower, given up by their bounds: " + ", ".join(answer.slower))
         for policy, why in answer.unknown:
@@ -48,16 +48,27 @@ def verdict(answer: LossTimes) -> str:
     return f"sync={best.policy}: {seconds(best.seconds)} to the loss{than}; {best.plan.text()}"
 
 
-def _row(one: PolicyTime) -> tuple[Text, ...]:
+def _table(policies: Sequence[PolicyTime], page: Page) -> None:
+    """Numbers on one line and the plan under them, so that its words stay together on narrow terminals."""
+    lines = [HEADS, *(_cells(place, one) for place, one in enumerate(policies, 1))]
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    for line, one in zip(lines, [None, *policies]):
+        shown = "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip()
+        page.print(Text(shown, "dim" if one is None else ""), indent=2, one_line=True)
+        if one is not None:
+            rest = [word for word in one.plan.text().split() if not word.startswith("sync=")]
+            page.print(Text(" ".join([f"sync={one.policy}", *rest])), indent=5)
+
+
+def _cells(place: int, one: PolicyTime) -> tuple[str, ...]:
+    """Return the values of a policy under :data:`HEADS`."""
     factor = one.factor
     told = "exact" if factor.basis == "exact" else f"[{factor.low:.3g}, {factor.high:.3g}] {factor.basis}"
-    cells = (
-        one.policy,
+    return (
+        str(place),
         seconds(one.seconds),
         f"[{seconds(one.low)}, {seconds(one.high)}]",
         f"{factor.value:.3g}x",
         told,
         seconds(one.step_time_s),
-        " ".join(word for word in one.plan.text().split() if not word.startswith("sync=")),
     )
-    return tuple(map(Text, cells))
