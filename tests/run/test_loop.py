@@ -319,6 +319,14 @@ def test_a_progress_line_says_rates_of_the_median_step_and_what_is_left(left, sa
     assert shown == f"step 1/101  loss 2.5000  {1000 / seconds:,.0f} tokens/s  MFU {0.1 / seconds:.1%}  {said}"
 
 
+def test_a_progress_line_says_that_a_rate_is_of_learnt_tokens():
+    line = metrics.ProgressLine(10, 1000)
+    line(1, 2.5, 1.0, 300)  # of conversations the answers alone
+    assert "  300 learnt tokens/s  " in line.line(1, 2.5)
+    line(2, 2.5, 1.0, 1000)
+    assert "  1,000 tokens/s  " in line.line(2, 2.5)
+
+
 def test_on_a_terminal_the_line_is_written_over_and_closed(capsys, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     say = metrics.ProgressLine(2, 1)

@@ -73,12 +73,16 @@ class ProgressLine:
 
     def __init__(self, steps: int, tokens_per_step: int, ideal_s: float = 0.0):
         self.steps, self.tokens, self.ideal_s = steps, tokens_per_step, ideal_s
+        self.most = tokens_per_step
+        self.learnt = False
         self.seconds: list[float] = []
         self._live = sys.stderr.isatty()
         self._said_at, self._open = -math.inf, False
 
     def __call__(self, step: int, loss: float, seconds: float, tokens: int = 0) -> None:
-        """Step `step` is done, over so many tokens where that is not the same in every step."""
+        """Step `step` is done, over so many tokens where that is not the same in every step. Fewer than a step has are
+        those that something is learnt from, which the line then says."""
+        self.learnt = 0 < tokens < self.most
         self.tokens = tokens or self.tokens
         self.seconds = [*self.seconds[1 - RECENT :], seconds]
         now = time.monotonic()
@@ -99,7 +103,8 @@ class ProgressLine:
         seconds = median(self.seconds)
         mfu = f"  MFU {self.ideal_s / seconds:.1%}" if self.ideal_s else ""
         left = (self.steps - step) * seconds
-        return f"step {step}/{self.steps}  loss {loss:.4f}  {self.tokens / seconds:,.0f} tokens/s{mfu}  {_left(left)}"
+        rate = f"{self.tokens / seconds:,.0f} {'learnt ' if self.learnt else ''}tokens/s"
+        return f"step {step}/{self.steps}  loss {loss:.4f}  {rate}{mfu}  {_left(left)}"
 
     def close(self) -> None:
         """End the line of progress, so that the next output begins on a new one."""
