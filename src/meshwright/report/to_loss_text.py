@@ -67,8 +67,14 @@ def _cells(place: int, one: PolicyTime) -> tuple[str, ...]:
     return (
         str(place),
         seconds(one.seconds),
-        f"[{seconds(one.low)}, {seconds(one.high)}]",
+        _between(seconds(one.low), seconds(one.high)),
         f"{factor.value:.3g}x",
         told,
         seconds(one.step_time_s),
     )
+
+
+def _between(low: str, high: str) -> str:
+    """``[5.4, 20.5 days]`` for ``5.4 days`` and ``20.5 days``: a unit that both have is said once."""
+    number, _, unit = low.partition(" ")
+    return f"[{number if high.endswith(f' {unit}') else low}, {high}]"
