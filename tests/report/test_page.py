@@ -39,3 +39,10 @@ def test_a_row_that_does_not_fit_wraps_and_loses_nothing():
     shown = written([(Text("left"), Text("word " * 30))], table=False, colour=False)
     assert shown.count("word") == 30
     assert max(map(len, shown.splitlines())) <= 60
+
+
+def test_a_long_word_stays_whole_where_a_text_beside_it_can_wrap():
+    row = (Text("local:h=16,codec=int8"), Text("12.949 s"), Text("several words that may wrap " * 2))
+    shown = written([row] * 2, table=False, colour=False)
+    assert shown.count("local:h=16,codec=int8  12.949 s  several") == 2
+    assert max(map(len, shown.splitlines())) <= 60

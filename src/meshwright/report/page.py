@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import zip_longest
 from types import TracebackType
 
+from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.table import Table
@@ -14,6 +15,8 @@ from meshwright.report.bars import is_unicode
 
 #: Columns from which a row has room for a description.
 WIDE = 100
+#: Columns of a cell that does not wrap while longer ones can.
+SHORT = 10
 
 
 class Page:
@@ -62,11 +65,38 @@ class Page:
             self.console.print(Text("\n").join(_line(row, widths, justify) for row in rows), soft_wrap=True)
             return
         table = Table.grid(padding=(0, 2, 0, 0))
-        for index in range(max(map(len, rows), default=0)):
-            table.add_column(justify=rows[-1][index].justify or "left", overflow="fold")
+        widths = [max((_widest(c) for c in column if c), default=0) for column in zip_longest(*rows)]
+        words = [max((_longest(c) for c in column if c), default=0) for column in zip_longest(*rows)]
+        for index, width in enumerate(_fitted(widths, words, self.console.width - 2 * len(widths))):
+            table.add_column(justify=rows[-1][index].justify or "left", overflow="fold", width=width)
         for row in rows:
             table.add_row(*row)
         self.print(table, indent=2)
+
+
+def _widest(cell: Text) -> int:
+    """Columns of a cell's widest line."""
+    return max(map(cell_len, cell.plain.split("\n")))
+
+
+def _longest(cell: Text) -> int:
+    """Columns of a cell's longest word; a short cell is one, as a number with its unit is."""
+    wide = _widest(cell)
+    return wide if wide <= SHORT else max((cell_len(word) for word in cell.plain.split()), default=0)
+
+
+def _fitted(widths: list[int], words: list[int], room: int) -> list[int]:
+    """Widths that add up to `room`: the widest give way first, but keep their longest words whole while others can."""
+    most = max(words, default=0)
+    while most > 1 and sum(min(word, most) for word in words) > room:
+        most -= 1
+    widths = [*widths]
+    while sum(widths) > room:
+        loose = [i for i, width in enumerate(widths) if width > max(1, min(words[i], most))]
+        if not loose:
+            break
+        widths[max(loose, key=widths.__getitem__)] -= 1
+    return widths
 
 
 def _line(row: tuple[Text, ...], widths: list[int], justify: list[str]) -> Text:
