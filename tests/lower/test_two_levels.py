@@ -50,3 +50,8 @@ def test_each_step_carries_what_goes_to_a_place_of_every_run_and_to_every_run():
 def test_runs_that_do_not_cut_the_ranks_and_other_ways_of_hiding_are_refused(words, said):
     found = check(parse(words).on(8), MODEL, CLUSTER, Train(global_batch=8, seq_len=64))
     assert said in "\n".join(d.message + " " + d.help for d in found)
+
+
+def test_a_model_without_experts_has_none_to_exchange_in_two_steps():
+    found = check(parse("ep_inner=2").on(8), models.load("llama3-8b"), CLUSTER, Train(global_batch=8, seq_len=64))
+    assert [(d.code, "drop ep_inner" in d.help) for d in found] == [("P017", True)]

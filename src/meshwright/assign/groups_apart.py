@@ -71,7 +71,7 @@ def _formed(problem: GroupProblem, some: NDArray[np.int64], *, timed: bool) -> R
 
     low = float(np.where(able, alone, np.inf).min(axis=1).max())
     low = max(low, float(np.where(able, each * degrees, np.inf).min(axis=1).sum()) / problem.ranks)
-    high = float((each.max(axis=1)).sum() + start.max())
+    high = float((each.max(axis=1)).sum() + start.max()) * (1 + 1e-9)  # sums in another order round otherwise
     # small groups waste room: where those do not hold all, larger ones do
     lifts = range(ways if timed else 1)
     lifted = next((k for k in lifts if fit(high, k, 0) or fit(high, k, 1)), None)

@@ -130,6 +130,7 @@ def _routed(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterato
             if getattr(train, name) or (name == "balance" and train.bias_rate):
                 message = f"{name}= is about experts, and {model.name} has none"
                 yield wrong("P070", message, f"experts.{name}", f"drop {name}= from the workload")
+        yield from _two_levels(plan, model)
         return
     layers, counts = model.routed_layers, {spec.experts for spec in mixtures}
     if train.bias_rate and not any(spec.router_bias and not spec.bias for spec in mixtures):
