@@ -53,6 +53,11 @@ def write_count(value: float) -> str:
     return str(number)
 
 
+def each(value: float) -> str:
+    """What one of many takes, in the unit that reads best: ``12 ns``, else as :func:`seconds` says."""
+    return f"{value * 1e9:.3g} ns" if 0 < abs(value) < 1e-6 else seconds(value)
+
+
 def seconds(value: float) -> str:
     """A duration in the unit that reads best: ``1.23 ms``, ``4.56 s``, ``3.2 h``, ``12.1 days``."""
     for limit, scale, unit in (

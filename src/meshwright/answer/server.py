@@ -19,6 +19,7 @@ from meshwright.answer.serving_answer import Kept, ServingMetrics
 from meshwright.answer.serving_why import over_time
 from meshwright.cost.engine import EngineProfile, MeasuredServer
 from meshwright.errors import Diagnostic, MeshwrightError
+from meshwright.quantity import each
 from meshwright.serving.cache import CacheRules, EngineLimits
 from meshwright.simulate import published
 from meshwright.simulate.serve import simulate
@@ -181,9 +182,9 @@ def assumptions(profile: EngineProfile, server: MeasuredServer) -> tuple[Assumpt
     times = profile.iterations[0]
     (a, b, c), (d, e, f) = times.prefill_ms, times.decode_ms
     said = (
-        f"prompts {a:.3g} ms, {b * 1e3:.3g} us a token and {c * 1e6:.3g} ns for its square; next tokens {d:.3g} ms, "
-        f"{f * 1e3:.3g} us a sequence and {e * 1e6:.3g} ns a token of context; clients see tokens "
-        f"{profile.front_us * 1e-3:.3g} ms and {profile.token_us:.3g} us a token of the prompt later"
+        f"prompts {each(a * 1e-3)}, {each(b * 1e-3)} a token and {each(c * 1e-3)} for its square; next tokens "
+        f"{each(d * 1e-3)}, {each(f * 1e-3)} a sequence and {each(e * 1e-3)} a token of context; clients see tokens "
+        f"{each(profile.front_us * 1e-6)} and {each(profile.token_us * 1e-6)} a token of the prompt later"
     )
     known = not 0 < server.reached < server.max_batch
     most = f"{server.max_batch}" if known else f"at least {server.reached}"

@@ -14,6 +14,7 @@ import numpy as np
 from meshwright.calibrate.server_probes import MadeProbe
 from meshwright.calibrate.server_terms import Terms
 from meshwright.cost.engine import EngineProfile
+from meshwright.quantity import each
 
 #: The share by which a server's pace may change while it is probed without being said.
 DRIFT = 0.1
@@ -62,9 +63,10 @@ def report(fit: ServerFit) -> list[str]:
         + (", prefixes kept" if server.prefix_cache else ", no prefixes kept")
         + (f" of the last {server.slots}" if server.slots else "")
         + (f", a cache of {server.kv_tokens:,} tokens" if server.kv_tokens else ", a cache that never was full"),
-        f"  a prompt     {a:.4g} ms + {b * 1e3:.4g} us a token + {c * 1e6:.4g} ns for its square",
-        f"  a next token {d:.4g} ms + {f * 1e3:.4g} us a sequence + {e * 1e6:.4g} ns a token of context",
-        f"  besides      {fit.profile.front_us * 1e-3:.4g} ms a request + {fit.profile.token_us:.4g} us a token of it",
+        f"  a prompt     {each(a * 1e-3)} + {each(b * 1e-3)} a token + {each(c * 1e-3)} for its square",
+        f"  a next token {each(d * 1e-3)} + {each(f * 1e-3)} a sequence + {each(e * 1e-3)} a token of context",
+        f"  besides      {each(fit.profile.front_us * 1e-6)} a request"
+        f" + {each(fit.profile.token_us * 1e-6)} a token of it",
         f"{'probe':10s}{'requests':>9s}"
         + "".join(f"{name + ' measured, predicted':>29s}" for name in ("TTFT", "TPOT"))
         + f"{'left out: TTFT, TPOT':>25s}",

@@ -11,7 +11,17 @@ from meshwright.quantity import big, seconds
 from meshwright.report import document, palette
 from meshwright.report.figure import Drawing
 from meshwright.report.line_plot import PlotLine, Scale, line_plot
-from meshwright.report.search_serving_text import HEADS, cells, coverage, kept_text, others, said, valued, verdict
+from meshwright.report.search_serving_text import (
+    HEADS,
+    cells,
+    coverage,
+    kept_text,
+    others,
+    said,
+    untold,
+    valued,
+    verdict,
+)
 from meshwright.report.serving_plot import instant
 from meshwright.search.serving.found import FRONT, MORE, OBJECTIVES, RankedServing, ServingFound
 from meshwright.search.serving.space import engine_words, words
@@ -65,8 +75,7 @@ def render(found: ServingFound) -> str:
 
 
 def _row(found: ServingFound, place: int, one: RankedServing) -> dict[str, Any]:
-    tie = one.tie and f"a tie with 1: {one.tie.low:+.0%} to {one.tie.high:+.0%} of an objective (80%)"
-    notes = [tie] if tie else []
+    notes = [untold(one.tie)] if one.tie else []
     if one.variants:
         notes.append(f"{others(one)} on as many devices")
     return {

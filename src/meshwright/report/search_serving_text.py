@@ -7,7 +7,7 @@ from rich.text import Text
 
 from meshwright.quantity import seconds
 from meshwright.report.page import Page
-from meshwright.search.serving.found import FRONT, MORE, OBJECTIVES, RankedServing, ServingFound
+from meshwright.search.serving.found import FRONT, MORE, OBJECTIVES, RankedServing, ServingFound, ServingTie
 from meshwright.search.serving.rates import RateSweep
 from meshwright.search.serving.space import ServingCandidate, engine_words, words
 
@@ -79,6 +79,12 @@ def cells(one: RankedServing) -> tuple[str, ...]:
     )
 
 
+def untold(tie: ServingTie) -> str:
+    """Return that a plan cannot be told from the first, and by how much of its bound the worst figure may differ."""
+    low, high = f"{-tie.low:.0%} lower", f"{tie.high:.0%} higher"
+    return f"cannot be told from 1: against its bound, the worst figure is {low} to {high} (80%)"
+
+
 def others(one: RankedServing) -> str:
     """Return how many engines keep the objectives with a plan's layout besides the one shown."""
     count = one.variants
@@ -98,8 +104,7 @@ def _table(found: ServingFound, best: tuple[RankedServing, ...], page: Page) -> 
         if ranked.variants:
             page.print(Text(f"{others(ranked)} on as many devices", "dim"), indent=5)
         if ranked.tie is not None:
-            apart = f"{ranked.tie.low:+.0%} to {ranked.tie.high:+.0%}"
-            page.print(Text(f"a tie with 1: {apart} of an objective (80%)", "dim"), indent=5)
+            page.print(Text(untold(ranked.tie), "dim"), indent=5)
     if any(one.sure is not None for one in best):
         page.quiet("sure: draws of what the costs are unsure of in which every objective is kept")
 
