@@ -7,28 +7,20 @@ whole model besides, which is filled from the peers where it is saved or judged.
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
-import os
-import signal
 import sys
 import tempfile
-import time
 from collections import defaultdict, deque
 from collections.abc import Iterable
-from multiprocessing.connection import Connection, wait
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import msgspec
+from typing import Any
 
 from meshwright.errors import MeshwrightError
-from meshwright.run import launch
-from meshwright.run.ahead import load_ahead
 from meshwright.run.data import Batch, Corpus
 from meshwright.run.job import Job
 from meshwright.run.result import StepResult
-from meshwright.run.swarm import peer as peers
+from meshwright.run.swarm.crowd import PeerProcesses
+from meshwright.run.swarm.living import live
 from meshwright.run.swarm.parcels import (
     BeginStep,
     DoPass,
@@ -44,9 +36,8 @@ from meshwright.run.swarm.parcels import (
     Update,
     Updated,
     Word,
-    receive,
-    send,
 )
+from meshwright.run.swarm.peer import StagePeer
 from meshwright.run.swarm.stage import fill, state_of
 from meshwright.run.trainer import Trainer
 from meshwright.run.world import died
@@ -75,32 +66,17 @@ from meshwright.world.swarm import (
 SUM_PATIENCE_S = 60.0
 
 
-class _Process(NamedTuple):
-    """A peer as its starter knows it: the process, the way to it, and how many had its number before."""
-
-    process: Any
-    way: Connection
-    life: int
-
-
 class Swarmed:
     """The peers of a job at work: :meth:`step` has them take one step. To be closed."""
 
     def __init__(self, job: Job, decider: Swarm, world: SwarmWorld, whole: Trainer, corpus: Corpus):
-        load_ahead()  # every peer is forked from here
-        self.job, self.decider, self.world, self.whole, self.corpus = job, decider, world, whole, corpus
-        self.context = multiprocessing.get_context("fork")
+        self.job, self.decider, self.whole = job, decider, whole
+        self.crowd = PeerProcesses(world, live, (partial(StagePeer, job=job, corpus=corpus),), Word, self)
         self.folder = tempfile.TemporaryDirectory(prefix="meshwright-")
-        self.peers: dict[int, _Process] = {}
-        self.lives: dict[int, int] = defaultdict(int)
         self.stage_of = dict(enumerate(decider.stage_of))
         self.step_count = whole.step_count
         message = whole.hidden_states()
         self.message_bytes = codec(job.plan.passes.swarm.code).wire_bytes(message.numel(), message.itemsize)
-        self.begun = time.monotonic()
-        self.first_step_at: float | None = None
-        self.failures, self.left = deque(world.failures), world.spares
-        self.back: list[tuple[float, int]] = []
         self.events: deque[SwarmEvent] = deque()
         self.log: list[LogEntry] = []
         self.state = decider.begin()
@@ -120,11 +96,11 @@ class Swarmed:
         self.sum_s: list[float] = []
         self.update_s: list[float] = []
         self.passes: dict[int, int] = defaultdict(int)
-        self.sent_bytes = self.lost = self.joined = self.moved = self.again = 0
+        self.sent_bytes = self.moved = self.again = 0
         state = state_of(whole.pieces())  # of which every peer takes what is its stage's
         for number, stage in enumerate(decider.stage_of):
-            self._start(number)
-            self._order(number, HoldStage(stage=stage, step=self.step_count), state)
+            self.crowd.start(number)
+            self.crowd.order(number, HoldStage(stage=stage, step=self.step_count), state)
         while len(self.holding) < len(decider.stage_of):
             self._hear(0.5)
             if self.events:
@@ -132,7 +108,7 @@ class Swarmed:
 
     def now(self) -> float:
         """Seconds since the peers were started."""
-        return time.monotonic() - self.begun
+        return self.crowd.now()
 
     # -- a step
 
@@ -143,10 +119,10 @@ class Swarmed:
             RankDied: L001 where the last peer of a stage has died.
         """
         self.entered, self.returned, self.losses = {}, {}, {}
-        for number in self.peers:
+        for number in self.crowd.peers:
             if self.stage_of[number] >= 0:
-                self._order(number, BeginStep(self.step_count))
-        self.first_step_at = self.now() if self.first_step_at is None else self.first_step_at
+                self.crowd.order(number, BeginStep(self.step_count))
+        self.crowd.begins()
         self.events.append(StepBegun(self.now()))
         norm: float | None = None
         while norm is None or self.updating:
@@ -172,7 +148,7 @@ class Swarmed:
             case TakeStage(peer=number, stage=stage, source=source):
                 self.moved += self.stage_of[number] >= 0
                 self.stage_of[number] = stage
-                self._order(source, GiveState(number))
+                self.crowd.order(source, GiveState(number))
             case SumGradients(pools=pools):
                 self._sum(pools)
             case StageLost(stage=stage):
@@ -186,7 +162,7 @@ class Swarmed:
         at = request.microbatch, request.stage
         body = self.entered.get(at, b"") + (self.returned.get(at, b"") if request.backward else b"")
         self.sent_bytes += len(body)
-        self._order(number, DoPass(self.numbers, request.microbatch, request.backward), body)
+        self.crowd.order(number, DoPass(self.numbers, request.microbatch, request.backward), body)
 
     def _computed(self, number: int, word: PassMade, made: bytes) -> None:
         request = self.asked.pop((number, word.number))
@@ -206,13 +182,13 @@ class Swarmed:
         """Have the peers of every stage meet and sum; those that have met before meet where they did."""
         self.sums += 1
         self.summing, self.squares, self.failed_at = pools, {}, 0.0
-        if any(number not in self.peers for pool in pools for number in pool):
+        if any(number not in self.crowd.peers for pool in pools for number in pool):
             return  # what is done about that is decided next
         for pool in pools:
-            met = "-".join(f"{number}.{self.peers[number].life}" for number in pool)
+            met = "-".join(f"{number}.{self.crowd.peers[number].life}" for number in pool)
             store = str(Path(self.folder.name) / f"sum-{met}")
             for index, number in enumerate(pool):
-                self._order(number, SumOver(self.sums, index, len(pool), store))
+                self.crowd.order(number, SumOver(self.sums, index, len(pool), store))
 
     def _summed(self, number: int, word: Summed) -> None:
         if word.number != self.sums:
@@ -229,56 +205,21 @@ class Swarmed:
         """Have all peers apply the sum, if it is finite; how long it is."""
         norm = sum(self.squares[pool[0]] for pool in self.summing) ** 0.5
         if _finite(sum(self.losses.values()), norm):
-            self.updating = {number for pool in self.summing for number in pool if number in self.peers}
+            self.updating = {number for pool in self.summing for number in pool if number in self.crowd.peers}
             for number in self.updating:
-                self._order(number, Update(norm))
+                self.crowd.order(number, Update(norm))
         return norm
 
     # -- peers
 
-    def _start(self, number: int) -> None:
-        ours, theirs = self.context.Pipe()
-        inherited = [ours, *(one.way for one in self.peers.values())]
-        words = (theirs, os.getpid(), inherited, self.job, self.corpus, self.world.computing[number])
-        process = self.context.Process(target=peers.live, args=words, name=f"peer {number}")
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, launch.ASKING)
-        try:
-            process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        theirs.close()
-        self.peers[number] = _Process(process, ours, self.lives[number])
-
-    def _order(self, number: int, word: msgspec.Struct, body: bytes = b"") -> None:
-        with contextlib.suppress(OSError, KeyError):  # it has died, which is seen when the next word is waited for
-            send(self.peers[number].way, word, body)
-
     def _hear(self, most_s: float = 0.5) -> None:
         """Take up what peers say, that one has died, and what the world says."""
-        due = [at_s for at_s, _ in self.back[:1]]
-        if self.failures and self.first_step_at is not None:
-            due.append(self.first_step_at + self.failures[0].at_s)
-        timeout = max(0.0, min([most_s, *(at_s - self.now() for at_s in due)]))
-        ways = {one.way: number for number, one in self.peers.items()}
-        ends = {one.process.sentinel: number for number, one in self.peers.items()}
-        ready = wait([*ways, *ends], timeout)
-        for number in dict.fromkeys((ways | ends)[one] for one in ready):
-            self._listen(number)
-        self._world()
+        self.crowd.hear(most_s)
         if self.failed_at and self.now() > self.failed_at + SUM_PATIENCE_S:
             raise died(0, "this host", "peers cannot sum their gradients, and none of them has died")
 
-    def _listen(self, number: int) -> None:
-        one = self.peers[number]
-        try:
-            while one.way.poll():
-                self._told(number, *receive(one.way, Word))
-        except (EOFError, OSError):
-            one.process.join()
-        if one.process.exitcode is not None:
-            self._gone(number)
-
-    def _told(self, number: int, word: Word, body: bytes) -> None:
+    def told(self, number: int, word: Word, body: bytes) -> None:
+        """A peer says something."""
         match word:
             case PassMade():
                 self._computed(number, word, body)
@@ -290,23 +231,20 @@ class Swarmed:
                 self.updating.discard(number)
             case StageHeld():
                 self.holding.add(number)
-                if self.first_step_at is not None:
+                if self.crowd.first_step_at is not None:
                     self.events.append(PeerReady(number, self.now()))
             case State(taker=taker):
                 if taker < 0:
                     self.states[self.stage_of[number]] = body
                 else:
-                    self._order(taker, HoldStage(stage=self.stage_of[taker], step=self.step_count), body)
+                    self.crowd.order(taker, HoldStage(stage=self.stage_of[taker], step=self.step_count), body)
             case PeerFailed(report=report):
                 if report.diagnostics:
                     raise MeshwrightError(report.diagnostics)
                 raise died(number, "this host", report.cause)
 
-    def _gone(self, number: int) -> None:
-        """A peer has died: the decider is told, and it comes back when the world says so."""
-        self.peers.pop(number).way.close()
-        self.lives[number] += 1
-        self.lost += 1
+    def gone(self, number: int) -> None:
+        """A peer has died: the decider is told."""
         self.stage_of[number] = -1
         self.updating.discard(number)
         self.failed_at = 0.0
@@ -316,32 +254,14 @@ class Swarmed:
         if not self.job.quiet:
             print(f"lost peer {number} in step {self.step_count + 1:,}", file=sys.stderr)
 
-    def _world(self) -> None:
-        """Kill a peer when its time has come, and start one that is back."""
-        while self.failures and self.first_step_at is not None:
-            one = self.failures[0]
-            if self.now() < self.first_step_at + one.at_s:
-                break
-            self.failures.popleft()
-            there = sorted(self.peers)
-            number = one.node if one.node >= 0 or not there else there[self.lost % len(there)]
-            if number not in self.peers:
-                continue
-            if one.back_s is not None:
-                back_s = self.first_step_at + one.back_s
-            elif self.left is None or self.left > 0:
-                self.left = None if self.left is None else self.left - 1
-                back_s = self.now() + self.world.restart_s
-            else:
-                back_s = self.now() + self.world.repair_s
-            self.back = sorted([*self.back, (back_s, number)])
-            os.kill(self.peers[number].process.pid, signal.SIGKILL)
-        # nobody takes a number whose loss the decider has not been told of: it would be asked what another was to do
-        while not self.events and self.back and self.back[0][0] <= self.now() and self.back[0][1] not in self.peers:
-            number = self.back.pop(0)[1]
-            self._start(number)
-            self.joined += 1
-            self.events.append(PeerJoined(number, self.now()))
+    def may_join(self) -> bool:
+        """Nobody takes a number whose loss the decider has not been told of: it would be asked what another was to
+        do."""
+        return not self.events
+
+    def joined(self, number: int) -> None:
+        """A peer is there: the decider is told."""
+        self.events.append(PeerJoined(number, self.now()))
 
     # -- the whole model
 
@@ -350,12 +270,12 @@ class Swarmed:
         self.states, sources = {}, {}
         while len(self.states) < self.decider.stages:
             for stage in set(range(self.decider.stages)) - self.states.keys():
-                pool = [number for number in self.peers if self.stage_of[number] == stage]
+                pool = [number for number in self.crowd.peers if self.stage_of[number] == stage]
                 if not pool:
                     self._do(StageLost(stage))
-                if sources.get(stage) not in self.peers:
+                if sources.get(stage) not in self.crowd.peers:
                     sources[stage] = pool[0]
-                    self._order(pool[0], GiveState(-1))
+                    self.crowd.order(pool[0], GiveState(-1))
             self._hear()
         for state in self.states.values():
             fill(self.whole.pieces(), state)
@@ -364,14 +284,7 @@ class Swarmed:
 
     def close(self) -> None:
         """End all peers."""
-        for number in self.peers:
-            self._order(number, LeaveSwarm())
-        for one in self.peers.values():
-            one.process.join(2.0)
-            if one.process.exitcode is None:
-                one.process.kill()
-                one.process.join()
-            one.way.close()
+        self.crowd.close(LeaveSwarm())
         self.folder.cleanup()
 
 

@@ -55,12 +55,12 @@ def train(job: Job, world: SwarmWorld, on_step: Told | None = None) -> dict[str,
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    return _with_peers(found, swarm) | {"swarm": _told(swarm, decider, world, found["step_s"])}
+    return with_peers(found, swarm.peak_bytes) | {"swarm": _told(swarm, decider, world, found["step_s"])}
 
 
-def _with_peers(summary: dict[str, Any], swarm: Swarmed) -> dict[str, Any]:
-    """The summary with the memory that the peers held."""
-    peaks = [swarm.peak_bytes[number] for number in sorted(swarm.peak_bytes)]
+def with_peers(summary: dict[str, Any], peak_bytes: dict[int, int]) -> dict[str, Any]:
+    """The summary with the memory that the peers held, by their numbers."""
+    peaks = [peak_bytes[number] for number in sorted(peak_bytes)]
     timeline = unpack(msgspec.convert(summary["timeline"], bytes))
     ranks = {"rank": np.arange(len(peaks)), "peak_bytes": np.array(peaks, np.int64)}
     timeline = msgspec.structs.replace(timeline, records=timeline.records | {"rank": ranks})
@@ -74,8 +74,8 @@ def _told(swarm: Swarmed, decider: Swarm, world: SwarmWorld, step_s: list[float]
     return {
         "passes": [swarm.passes[number] for number in range(len(decider.stage_of))],
         "stages": [swarm.stage_of[number] for number in range(len(decider.stage_of))],
-        "lost": swarm.lost,
-        "joined": swarm.joined,
+        "lost": swarm.crowd.lost,
+        "joined": swarm.crowd.joined,
         "moved": swarm.moved,
         "again": swarm.again,
         "sent_bytes": swarm.sent_bytes / steps,
