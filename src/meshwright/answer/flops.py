@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from meshwright import layers
+from meshwright.answer.asked import repeated_flops
 from meshwright.assign.draws import Drawn
 from meshwright.cost.roofline import peak_flops
 from meshwright.graph import KIND
@@ -55,6 +56,8 @@ def executed_ratio(run: Simulated) -> float:
     ``share`` of the steps takes a pass more in those, and a peer's backward computes its forward again."""
     keys = run.lowered.graph.cost_key
     flops, repeated = float(run.priced.flops[keys].sum()), float(run.priced.repeated[keys].sum())
+    if run.swarm is not None and run.lowered.plan.passes.peers:
+        return (flops + repeated_flops(run)) / flops
     if run.swarm is not None:
         again = float(run.priced.flops[keys[run.lowered.graph.kind == KIND["F"]]].sum())
         return (flops + again) / flops
@@ -78,7 +81,8 @@ def _peak(lowered: Lowered, *, computing: bool) -> float:
     if not computing and dtype != "fp32":
         dtype = "bf16"
     per_slice = plan.layout.tp * plan.layout.cp
-    return sum(
+    beside = range(plan.layout.num_ranks, plan.num_ranks)
+    return sum(peak_flops(lowered.mesh.cluster.island_of(rank).device, dtype) for rank in beside) + sum(
         peak_flops(device, dtype) * per_slice * slice_.multiplicity
         for slice_ in lowered.mesh.slices
         for device in slice_.devices

@@ -9,6 +9,7 @@ import msgspec
 
 from meshwright.answer.allot import allotted
 from meshwright.answer.approximate import approximate, num_replicas
+from meshwright.answer.asked import asked_memory
 from meshwright.answer.clients import client_rounds
 from meshwright.answer.experts import expert_answer, expert_assumptions, expert_cautions
 from meshwright.answer.flops import dense_peak, executed_ratio, step_flops
@@ -103,7 +104,7 @@ def predict(
     step = step if varied is None else varied.mean_s
     who = identity(model, cluster, train, plan, costs, shown.lowered.graph)
     clients = client_rounds(run, model, cluster, train, plan, costs, world)
-    ranks = rank_memory(run.wave or run, costs)
+    ranks = asked_memory(run, rank_memory(run.wave or run, costs))
     tiers = tier_memory(run, costs)
     shown_ranks = _of_classes(ranks, shown) if run.swarm is None else of_peers(run, ranks)
     if run.swarm is None:

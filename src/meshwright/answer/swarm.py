@@ -5,12 +5,14 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from meshwright.answer.asked import asked_assumptions, asked_attribution, asked_cautions, asked_classes
 from meshwright.answer.prediction import Assumption, RankMemory
 from meshwright.causes import CAUSE, PRICED, STEP
 from meshwright.cost import Costs
 from meshwright.errors import MeshwrightError
 from meshwright.graph import ATTRIBUTES, KIND, QUEUE, RankClass
 from meshwright.plan import Plan
+from meshwright.simulate.asked_sizes import asked
 from meshwright.simulate.simulated import Simulated
 from meshwright.simulate.swarm import SwarmWorld
 from meshwright.simulate.swarm_sizes import class_of, swarmed, wave_of
@@ -21,12 +23,13 @@ from meshwright.world.slow import SlowStep
 from meshwright.world.trace import JobWorld, changes, unknown_nodes
 
 
-def world_of(world: JobWorld | None, peers: int) -> SwarmWorld:
-    """Return what a world holds for so many peers.
+def world_of(world: JobWorld | None, plan: Plan) -> SwarmWorld:
+    """Return what a world holds for the peers of a plan, and for the rank that asks them for their experts.
 
     Raises:
         MeshwrightError: O006 for words that a swarm has nothing for, O007 for nodes that there are not.
     """
+    peers = plan.num_ranks
     if world is None:
         return SwarmWorld((1.0,) * peers, (1.0,) * peers)
     slow = world.slow or SlowStep(seed=world.seed)
@@ -36,6 +39,9 @@ def world_of(world: JobWorld | None, peers: int) -> SwarmWorld:
     if world.trace is not None and any(one.slowdown is not None for one in world.trace):
         message = "a trace's `slow` lines are of a whole job, and peers differ"
         raise MeshwrightError.one("O006", message, place=f"--world {world.source}", help="say slow=3x1.5 of a peer")
+    if plan.passes.peers and any(one.node == 0 for one in world.trace or ()):
+        message = "rank 0 trains, and nobody goes on without it: the trace has it fail"
+        raise MeshwrightError.one("O006", message, place=f"--world {world.source}", help="peers are ranks from 1 on")
     unknown = unknown_nodes(world.trace or (), peers, world.source)
     if unknown:
         raise MeshwrightError(unknown)
@@ -57,9 +63,10 @@ def swarm_in_world(run: Simulated, costs: Costs, world: JobWorld | None) -> Simu
     if run.swarm is None or world is None:
         return run
     lowered = run.lowered
-    found = world_of(world, lowered.plan.layout.num_ranks)
     plan, train = lowered.plan, lowered.stages.train
-    swarm = swarmed(plan, lowered.mesh.cluster, train, wave_of(run.wave, costs), costs, found)
+    found = world_of(world, plan)
+    steps = swarmed if plan.passes.swarm is not None else asked
+    swarm = steps(plan, lowered.mesh.cluster, train, wave_of(run.wave, costs), costs, found)
     return msgspec.structs.replace(run, swarm=swarm)
 
 
@@ -67,6 +74,8 @@ def swarm_attribution(run: Simulated, costs: Costs) -> dict[str, float]:
     """Seconds of a step by cause, in the mean over peers; a backward's forward is ``recompute``, and what a peer waits
     for work, on its way or not yet there, is ``bubble``."""
     swarm, wave = run.swarm, wave_of(run.wave, costs)
+    if run.lowered.plan.passes.peers:
+        return asked_attribution(run, wave, costs)
     forward, backward = wave.forward.mean((0, 1)), wave.backward.mean((0, 1))
     parts = forward + backward
     parts[CAUSE["recompute"]] += forward.sum()
@@ -83,6 +92,8 @@ def swarm_attribution(run: Simulated, costs: Costs) -> dict[str, float]:
 def peer_classes(run: Simulated) -> tuple[RankClass, ...]:
     """The peers of a swarm as ranks: by their stage in the plan, and their place along dp."""
     layout, mesh = run.lowered.plan.layout, run.lowered.mesh
+    if run.lowered.plan.passes.peers:
+        return asked_classes(run)
     out = []
     for rank in range(layout.num_ranks):
         stage, place = rank // layout.stride("pp") % layout.pp, rank // layout.stride("dp") % layout.dp
@@ -93,6 +104,8 @@ def peer_classes(run: Simulated) -> tuple[RankClass, ...]:
 
 def of_peers(run: Simulated, ranks: tuple[RankMemory, ...]) -> tuple[RankMemory, ...]:
     """The memory of every peer, from that of the classes of ranks."""
+    if run.lowered.plan.passes.peers:
+        return ranks
     pp, found = run.lowered.plan.layout.pp, peer_classes(run)
     kinds = class_of(run.lowered.mesh)
     held = [ranks[kinds[one.at[0][1]] * pp + one.stage] for one in found]
@@ -126,6 +139,8 @@ def swarm_assumptions(run: Simulated, world: JobWorld | None) -> tuple[Assumptio
     """The assumptions behind the steps of a swarm."""
     if run.swarm is None:
         return ()
+    if run.lowered.plan.passes.peers:
+        return asked_assumptions(run, world)
     met = "in the world that is said" if world is not None else "of peers that stay"
     return (
         Assumption(
@@ -138,7 +153,9 @@ def swarm_assumptions(run: Simulated, world: JobWorld | None) -> tuple[Assumptio
 
 
 def swarm_cautions(plan: Plan) -> tuple[str, ...]:
-    """A caution where what goes between the stages of a swarm loses digits."""
+    """A caution where what goes between the stages of a swarm loses digits, or experts take steps by themselves."""
+    if not plan.several and plan.passes.peers:
+        return asked_cautions(plan)
     if plan.several or plan.passes.swarm is None or plan.passes.swarm.code == NO_CODEC:
         return ()
     code = plan.passes.swarm.code

@@ -340,7 +340,7 @@ def read_world(question: Question, parts: Iterable[Any]) -> tuple[JobWorld | Non
         wrong += error.diagnostics
     job = world is None or world.of_job
     parts = tuple(parts)
-    if any(isinstance(part, Plan) and not part.several and part.passes.swarm is not None for part in parts):
+    if any(isinstance(part, Plan) and part.asks_peers for part in parts):
         return world, wrong  # whose steps meet it
     if job and any(isinstance(part, Train) and not part.tokens for part in parts):
         help = "add --tokens 15t, or tokens=15t to the workload"

@@ -32,7 +32,7 @@ from meshwright.cli.run_options import (
 )
 from meshwright.cli.run_rates import by_policy
 from meshwright.cli.run_room import without_room
-from meshwright.cli.run_swarm import of_peers, swarmed, wrong_peers
+from meshwright.cli.run_swarm import swarmed, wrong_peers
 from meshwright.cli.run_worlds import bad, elastic, measured, recovered, unelastic, unknown, wrong_world
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.run.environment import is_first, launched, num_cores, num_threads
@@ -78,7 +78,7 @@ def _run(argv: list[str]) -> int:
         note(_begin(job, num_ranks))
     if not job.plan.several and read(job.plan.sync.policy).rule.decider is not None:
         return _of_clients(given, job, predicted)
-    if of_peers(job.plan):
+    if job.plan.asks_peers:
         return swarmed(given, job, predicted, _write)
     if given.elastic:
         return elastic(given, job, predicted, _write)
@@ -194,8 +194,8 @@ def _read(given: RunOptions, wrong: list[Diagnostic]) -> tuple[Job, Callable[[An
     wrong += unwritable(given.job_trace, "--job-trace") + reported(given)
     wrong += _contradictions(given) + contradictions(given.link, given.device, given.world) + lacking("run", *NEEDED)
     parts, found = read_parts(question)
-    peers = any(isinstance(part, Plan) and of_peers(part) for part in parts)
-    wrong += wrong_peers(given) if peers else wrong_world(given)
+    peers = [part for part in parts if isinstance(part, Plan) and part.asks_peers]
+    wrong += wrong_peers(given, peers[0]) if peers else wrong_world(given)
     if wrong or found:
         raise MeshwrightError([*wrong, *found])
     model, cluster, train, plan = parts

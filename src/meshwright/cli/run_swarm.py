@@ -1,4 +1,4 @@
-"""Runs of a swarm of peers: ``meshwright run --plan "... passes=swarm"``."""
+"""Runs that ask peers: ``meshwright run --plan "... passes=swarm"``, or ``passes=dmoe:peers=4``."""
 
 from __future__ import annotations
 
@@ -19,22 +19,18 @@ if TYPE_CHECKING:
 WITHOUT = ("elastic", "link", "trace", "routing", "variances", "lengths", "job_trace")
 
 
-def of_peers(plan: Plan) -> bool:
-    """Whether a plan's stages are pools of peers."""
-    return not plan.several and plan.passes.swarm is not None
-
-
-def wrong_peers(given: Any) -> list[Diagnostic]:
-    """List what a run of peers cannot be told."""
+def wrong_peers(given: Any, plan: Plan) -> list[Diagnostic]:
+    """List what a run of a plan that asks peers cannot be told."""
     from meshwright.errors import MeshwrightError
     from meshwright.world.trace import read
 
+    name = plan.passes.policy.partition(":")[0]
     why = "of ranks that are fixed: leave it out, or say passes=fixed"
-    out = [bad(f"--{word.replace('_', '-')} with passes=swarm", why) for word in WITHOUT if getattr(given, word)]
+    out = [bad(f"--{word.replace('_', '-')} with passes={name}", why) for word in WITHOUT if getattr(given, word)]
     if launched():
-        out.append(bad("passes=swarm under a launcher", "meshwright starts the peers: run it without a launcher"))
+        out.append(bad(f"passes={name} under a launcher", "meshwright starts the peers: run it without a launcher"))
     if given.device == "cuda":
-        out.append(bad("passes=swarm --device cuda", "processes with GPUs cannot be forked: --device cpu"))
+        out.append(bad(f"passes={name} --device cuda", "processes with GPUs cannot be forked: --device cpu"))
     if not given.world:
         return out
     place = f"--world {given.world}"
@@ -48,17 +44,21 @@ def wrong_peers(given: Any) -> list[Diagnostic]:
         out.append(bad(place, "clients differ, and peers are none: say slow= and ranks= of peers"))
     if world.mtbf_s is not None:
         out.append(bad(place, "a run is killed at the times of a trace, not of a mean: failures.csv for mtbf="))
+    if plan.passes.peers and world.slow is not None and world.slow.computing(1 + plan.passes.peers)[0] != 1:
+        out.append(bad(place, "rank 0 trains, and a run slows peers alone: say slow= of ranks from 1 on"))
     return out
 
 
 def swarmed(given: Any, job: Job, predicted: Callable[[Any], Prediction], write: Callable[..., None]) -> int:
-    """The run of a plan whose stages are pools of peers, in the world that is said."""
+    """The run of a plan whose stages, or whose experts, peers have, in the world that is said."""
     from meshwright.answer.swarm import world_of
-    from meshwright.run.swarm.train import train
+    from meshwright.run.dmoe import train as dmoe
+    from meshwright.run.swarm import train as swarm
     from meshwright.world.trace import JobWorld, read
 
     said = read(given.world) if given.world else JobWorld()
-    found = world_of(said, job.plan.num_ranks)
+    found = world_of(said, job.plan)
+    train = dmoe.train if job.plan.passes.peers else swarm.train
     summary = train(job, found._replace(failures=said.trace or ()))
     for word in ("batches", "lengths"):
         summary.pop(word)

@@ -121,11 +121,13 @@ def own_steps(r: ExportRequest) -> Iterator[Gap]:
             help="drop fill_layers",
             mend={"pipeline.fill": 0},
         )
-    if r.plan.passes.swarm is not None:
+    if r.plan.passes.policy != FIXED:
         yield Gap(
             facet="passes.policy",
             value=f"passes={r.plan.passes.policy}",
-            reason="its stages are fixed ranks",
+            reason="its stages are fixed ranks"
+            if r.plan.passes.swarm is not None
+            else "its experts are on fixed ranks",
             help="drop passes",
             mend={"passes.policy": FIXED},
         )

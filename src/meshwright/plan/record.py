@@ -6,6 +6,7 @@ import msgspec
 
 from meshwright.plan.facets import facets as _table
 from meshwright.plan.facets.overlap import gathers_once
+from meshwright.plan.facets.passes import FIXED
 from meshwright.plan.pool import Elsewhere, Pool, PoolLink
 from meshwright.plan.pool import settled as settled_pools
 from meshwright.plan.written import write, write_pools
@@ -36,8 +37,15 @@ class Plan(_Facets, frozen=True, kw_only=True):
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of all pools together."""
-        return sum(pool.plan.layout.num_ranks for pool in self.several) if self.several else self.layout.num_ranks
+        """Ranks of all pools together, with peers beside them."""
+        if self.several:
+            return sum(pool.plan.layout.num_ranks for pool in self.several)
+        return self.layout.num_ranks + self.passes.peers
+
+    @property
+    def asks_peers(self) -> bool:
+        """Whether peers do passes that whoever trains asks them for."""
+        return not self.several and self.passes.policy != FIXED
 
     @property
     def num_stages(self) -> int:
@@ -88,7 +96,8 @@ class Plan(_Facets, frozen=True, kw_only=True):
         if layout.dp:
             return self
         other = layout.tp * layout.pp * layout.cp
-        return msgspec.structs.replace(self, layout=msgspec.structs.replace(layout, dp=max(1, num_devices // other)))
+        dp = max(1, (num_devices - self.passes.peers) // other)
+        return msgspec.structs.replace(self, layout=msgspec.structs.replace(layout, dp=dp))
 
 
 def joined(pools: tuple[Pool, ...], links: tuple[PoolLink, ...]) -> Plan:

@@ -167,7 +167,7 @@ def clients(prediction: Prediction) -> list[tuple[str, str, str]]:
 
 
 def swarm(prediction: Prediction) -> list[tuple[str, str, str]]:
-    """(what, value, note) of the steps of a swarm of peers; empty where ranks are fixed."""
+    """(what, value, note) of steps that peers take, or have the experts of; empty where ranks are fixed."""
     s = prediction.swarm
     if s is None:
         return []
@@ -175,13 +175,17 @@ def swarm(prediction: Prediction) -> list[tuple[str, str, str]]:
     passes = [peer.passes / len(steps) for peer in s.peers]
     spread = f"{seconds(min(steps))} to {seconds(max(steps))} in {len(steps)} steps"
     busy = [peer.busy for peer in s.peers]
+    what = "waits for experts" if prediction.plan.passes.peers else "sums gradients"
     lines = [
-        ("a step", seconds(s.mean_s), f"{spread}; {seconds(s.sum_s)} of it sums gradients"),
+        ("a step", seconds(s.mean_s), f"{spread}; {seconds(s.waited_s or s.sum_s)} of it {what}"),
         ("passes", f"{sum(passes):,.0f}", f"a step; {min(passes):,.1f} to {max(passes):,.1f} a peer"),
         ("at work", f"{sum(busy) / len(busy):.0%}", f"of the time; {min(busy):.0%} to {max(busy):.0%} a peer"),
         ("sent", gibibytes(s.sent_bytes), "a step, to and from peers"),
     ]
-    if s.lost or s.moved:
+    if s.left_out or (prediction.plan.passes.peers and s.lost):
+        told = f"{s.joined} joined; {s.left_out:.1%} of answers were left out"
+        lines.append(("lost", f"{s.lost} peers", told))
+    elif s.lost or s.moved:
         told = f"{s.joined} joined, {s.moved} changed their stage; {s.again:,} passes were done again"
         lines.append(("lost", f"{s.lost} peers", told))
     return lines

@@ -45,6 +45,10 @@ def remedies(prediction: Prediction) -> tuple[str, ...]:
         pool = prediction.timeline.ranks[mine].pool
         what = f"give {pool} more devices (on=) or fewer layers (part=), or recompute, zero1 or a smaller mb in it"
         return (f"needs {lacking(over)} less on {tight.rank}:", what)
+    peers = prediction.plan.passes.peers
+    if peers and tight is not prediction.memory[0]:
+        help = f"more peers than {peers} hold fewer experts each; or say devices with more memory"
+        return (f"needs {lacking(over)} less on {tight.rank}:", help)
     found = _more_experts_apart(prediction, tight, over)
     found += [
         f"{word} frees {gibibytes(n)} of {what}{', enough by itself' if n >= over else ''}"

@@ -167,12 +167,16 @@ def render_clients(found: Mapping[str, Any], console: Console) -> None:
 
 def render_swarm(found: Mapping[str, Any], console: Console) -> None:
     """Print what the peers of a swarm did, and what a simulation of the same world says."""
+    asked = "left_out" in found
+    rest = "steps" if asked else "sums"
     with Page(console) as page:
-        page.title("Swarm of peers")
+        page.title("Peers that have the experts" if asked else "Swarm of peers")
         passes, sent = found["passes"], f"{found['sent_bytes'] / 2**20:,.1f} MiB"
-        per = ", ".join(f"{count:,} (stage {stage})" if stage >= 0 else f"{count:,} (gone)"
-                        for count, stage in zip(passes, found["stages"]))  # fmt: skip
+        told = ["gone" if stage < 0 else "there" if asked else f"stage {stage}" for stage in found["stages"]]
+        per = ", ".join(f"{count:,} ({state})" for count, state in zip(passes, told))
         changes = f"{found['joined']} joined, {found['moved']} changed their stage; {found['again']:,} passes again"
+        if asked:
+            changes = f"{found['joined']} joined; {found['left_out']:.1%} of answers were left out"
         rows = [
             ("passes", f"{sum(passes):,}", f"of the peers: {per}"),
             ("lost", f"{found['lost']:,}", changes),
@@ -181,7 +185,7 @@ def render_swarm(found: Mapping[str, Any], console: Console) -> None:
         page.rows([(Text(what), Text(value, justify="right"), Text(note, "dim")) for what, value, note in rows])
         if found["simulated_s"]:
             page.quiet(
-                f"{seconds(found['seconds'])} in all; the same world simulated with this run's passes and sums, and "
+                f"{seconds(found['seconds'])} in all; the same world simulated with this run's passes and {rest}, and "
                 f"messages that take no time: {seconds(found['simulated_s'])} "
                 f"({found['simulated_s'] / found['seconds'] - 1:+.1%})"
             )

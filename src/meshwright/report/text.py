@@ -112,7 +112,7 @@ def _clients(prediction: Prediction, page: Page) -> None:
 def _swarm(prediction: Prediction, page: Page) -> None:
     lines = facts.swarm(prediction)
     if lines:
-        page.title("Swarm of peers")
+        page.title("Peers that have the experts" if prediction.plan.passes.peers else "Swarm of peers")
         page.rows([(Text(what), Text(value), Text(note, "dim")) for what, value, note in lines])
 
 

@@ -14,6 +14,7 @@ from meshwright.plan.executable import unexecutable
 from meshwright.plan.slices import Portions, portions_of
 from meshwright.run import data, launch, loop
 from meshwright.run.data import tokenizer
+from meshwright.run.dmoe import train as dmoe
 from meshwright.run.job import Job, RunSummary
 from meshwright.run.reports import Told
 from meshwright.run.settings import Settings
@@ -67,7 +68,8 @@ def train(
         portions=Portions() if plan.several else portions_of(plan, prediction.cluster),
         **job,
     )
-    if not plan.several and plan.passes.swarm is not None:
-        return msgspec.convert(swarm.train(asked, world_of(None, plan.num_ranks), on_step), RunSummary)
+    if plan.asks_peers:
+        trained = dmoe.train if plan.passes.peers else swarm.train
+        return msgspec.convert(trained(asked, world_of(None, plan), on_step), RunSummary)
     found = launch.start(loop.train, asked, on_step, num_ranks=plan.num_ranks, device=device, stops=True)
     return None if found is None else msgspec.convert(found, RunSummary)

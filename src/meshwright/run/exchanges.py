@@ -224,7 +224,7 @@ def exchanges_of(
 def in_step(plan: Plan) -> Plan:
     """Return the plan; raise L005 where replicas are clients of a server, and have no steps in common, or ranks are
     peers that others ask."""
-    if not plan.several and plan.passes.swarm is not None:
+    if plan.asks_peers:
         raise MeshwrightError.one(
             "L005",
             f"ranks under passes={plan.passes.policy} are peers, which whoever trains asks for passes",

@@ -12,7 +12,7 @@ Routers are in :mod:`.choice`.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 import torch
@@ -50,6 +50,61 @@ def refused(spec: Moe, school: str) -> str:
     return "its experts have biases" if spec.bias else ""
 
 
+def expert_parameters(
+    shared: Shared, at: str, spec: Moe, numbers: list[int], etp: AxisGroup
+) -> tuple[nn.Parameter, nn.Parameter]:
+    """The matrices of the experts of these numbers into their inner width [experts, width, h] and out of it [experts,
+    h, width], or the part of them that a rank of `etp` has; names begin with `at`."""
+    model, n = shared.model, shared.names
+    local, width = len(numbers), spec.ffn // etp.size
+    gate, up, down = EXPERT_WORDS.get(naming.school(model), (n.gate, n.up, n.down))
+    into = (gate, up) if spec.gated else (up,)
+    names = [f"{at}experts.{expert}." for expert in numbers]
+    first = etp.index * width
+    inner = shared.make(
+        f"{at}experts.up.weight",
+        (local, width * len(into), model.hidden),
+        [
+            Part(f"{name}{word}.weight", (spec.ffn, model.hidden), (first, 0), (i, slice(j * width, (j + 1) * width)))
+            for i, name in enumerate(names)
+            for j, word in enumerate(into)
+        ],
+        expert=True,
+    )
+    outer = shared.make(
+        f"{at}experts.down.weight",
+        (local, model.hidden, width),
+        [Part(f"{name}{down}.weight", (model.hidden, spec.ffn), (0, first), (i,)) for i, name in enumerate(names)],
+        std=INIT_STD / (2 * model.num_layers) ** 0.5,
+        expert=True,
+    )
+    return inner, outer
+
+
+def through_experts(
+    shared: Shared, spec: Moe, rows: torch.Tensor, groups: list[int], up: torch.Tensor, down: torch.Tensor
+) -> torch.Tensor:
+    """[t, h] of rows in the order of their experts, of which each has so many as `groups` says."""
+    inner = activate(grouped_matmul(rows, up, groups, shared.low), spec, shared.plan.kernels.compile)
+    return grouped_matmul(inner, down, groups, shared.low)
+
+
+class Asks(Protocol):
+    """Whoever has experts in processes of their own."""
+
+    def ask(self, layer: int, rows: torch.Tensor, counts: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """[t, h] of rows in the order of their experts, zero for those that were not answered in time, and which
+        experts were, bool [experts]; in a backward the experts learn."""
+
+
+def weights_of(weights: torch.Tensor, answered: torch.Tensor) -> torch.Tensor:
+    """Weights [t, k] of the experts that `answered` (bool [t, k]), made to sum to what those of all do; nothing for a
+    token of which none did."""
+    some = weights * answered
+    total = some.sum(-1, keepdim=True)
+    return some * (weights.sum(-1, keepdim=True) / torch.where(total > 0, total, 1.0))
+
+
 class Mixture(nn.Module):
     """Routed experts of one block, and its shared ones; this rank's part of them.
 
@@ -74,7 +129,7 @@ class Mixture(nn.Module):
         self.steps = None
         if self.plan.ep_inner > 1:
             self.steps = shared.mesh["ep_inner"], shared.mesh["ep_outer"]
-        model, n = shared.model, shared.names
+        n = shared.names
         at = f"{prefix}{n.mlp}"
         #: Tokens that tensor-parallel ranks hold alike: each routes its part of them, or all of them.
         self.cut = shared.tp if not shared.tp.alone and not shared.sp and self.plan.duplicates == "dropped" else None
@@ -89,32 +144,16 @@ class Mixture(nn.Module):
             alike = {"init": "zeros", "copies": shared.tp.size, "sums": sums}
             self.bias = shared.make(name, shape, [Part(name, shape, (0,), (slice(None),))], **alike)
         self._place()
-        local, width = spec.experts // self.ep.size, spec.ffn // self.etp.size
-        gate, up, down = EXPERT_WORDS.get(school, (n.gate, n.up, n.down))
-        into = (gate, up) if spec.gated else (up,)
-        names = [f"{at}experts.{expert}." for expert in self.order[self.ep.index * local :][:local]]
-        first = self.etp.index * width
-        self.up = shared.make(
-            f"{at}experts.up.weight",
-            (local, width * len(into), model.hidden),
-            [
-                Part(
-                    f"{name}{word}.weight", (spec.ffn, model.hidden), (first, 0), (i, slice(j * width, (j + 1) * width))
-                )
-                for i, name in enumerate(names)
-                for j, word in enumerate(into)
-            ],
-            expert=True,
-        )
-        self.down = shared.make(
-            f"{at}experts.down.weight",
-            (local, model.hidden, width),
-            [Part(f"{name}{down}.weight", (model.hidden, spec.ffn), (0, first), (i,)) for i, name in enumerate(names)],
-            std=INIT_STD / (2 * model.num_layers) ** 0.5,
-            expert=True,
-        )
+        local = spec.experts // self.ep.size
+        numbers = self.order[self.ep.index * local :][:local]
+        names = [f"{at}experts.{expert}." for expert in numbers]
+        self.up, self.down = expert_parameters(shared, at, spec, numbers, self.etp)
+        #: Who is asked for the experts' passes, where peers have the experts.
+        self.asks: Asks | None = None
+        for kept in (self.up, self.down) if shared.plan.passes.peers else ():
+            kept.requires_grad_(False)
         wanted = shared.lora.targets if shared.lora is not None else ()
-        sides = ((width * len(into), model.hidden), (model.hidden, width))
+        sides = tuple(tuple(kept.shape[1:]) for kept in (self.up, self.down))
         self.up_adapter, self.down_adapter = (
             ExpertAdapter(shared, names, word.rpartition(".")[2], *size) if target in wanted else None
             for (target, word), size in zip(EXPERT_PARAMETERS.items(), sides, strict=True)
@@ -179,8 +218,23 @@ class Mixture(nn.Module):
 
     def _routed(self, tokens: torch.Tensor, p: Pass | None) -> torch.Tensor:
         """[t, h] of the tokens that this rank routes, through their experts."""
+        if self.asks is not None:
+            return self._asked(tokens, p)
         trip = self._prepared(tokens, p)
         return self._joined(trip, self._travelled(trip.cold, trip.sent, trip.up, trip.down))
+
+    def _asked(self, tokens: torch.Tensor, p: Pass | None) -> torch.Tensor:
+        """[t, h] of what peers make of tokens: an average over the experts that answered in time, whose weights are
+        made to sum to what those of all did. A token of which none did gets nothing."""
+        top_k, experts = self.spec.top_k, self.spec.experts
+        shares, weights, chosen = route(tokens, self.router, top_k, self.numbers, self.bias)
+        if p is not None and torch.is_grad_enabled():
+            tokens = self._watched(tokens, shares, chosen, p)
+        one = Sorted.of(chosen, None, experts)
+        made, answered = self.asks.ask(self.layer, tokens[one.place // top_k], one.counts.tolist())
+        if not answered.all():
+            weights = weights_of(weights, answered[chosen])
+        return (one.restored(made, top_k) * weights.to(made.dtype).unsqueeze(-1)).sum(1)
 
     def depart(self, x: torch.Tensor, p: Pass | None) -> Trip:
         """Route [s, b, h] of this rank's tokens by what entered the block, and start sending them to their experts."""
@@ -279,6 +333,8 @@ class Mixture(nn.Module):
 
     def _experts(self, rows: torch.Tensor, groups: list[int], up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
         shared = self.shared
+        if self.up_adapter is None and self.down_adapter is None:
+            return through_experts(shared, self.spec, rows, groups, up, down)
         into = grouped_matmul(rows, up, groups, shared.low)
         into = into if self.up_adapter is None else into + self.up_adapter(rows, groups)
         inner = activate(into, self.spec, shared.plan.kernels.compile)

@@ -12,8 +12,10 @@ from meshwright.lower.pools import placed
 from meshwright.lower.stages import Stages
 from meshwright.lower.structure import Structure
 from meshwright.plan import Plan
+from meshwright.plan.facets.passes import FIXED
 from meshwright.plan.facets.sync import Sync
 from meshwright.plan.filling import trained_part, without_frozen
+from meshwright.simulate.asked_sizes import asked
 from meshwright.simulate.clock import times
 from meshwright.simulate.filling import with_frozen
 from meshwright.simulate.price import Pricer
@@ -42,7 +44,7 @@ def simulate(
     here: stages with tables that know their layers, a pricer of these costs, and structures."""
     if plan.several:
         return _joint(plan, model, cluster, train, costs)
-    if plan.passes.swarm is not None:
+    if plan.passes.policy != FIXED:
         return _swarmed(plan, model, cluster, train, costs)
     if plan.pipeline.fill:
         own, part = without_frozen(plan), trained_part(plan, model)
@@ -59,11 +61,12 @@ def simulate(
 
 
 def _swarmed(plan: Plan, model: Model, cluster: Cluster, train: Train, costs: Costs) -> Simulated:
-    """A plan whose stages are pools of peers."""
+    """A plan whose stages, or whose experts, peers have."""
     plain, one = alone(plan, train)
     wave = simulate(plain, model, cluster, one, costs)
     fixed = _alone(Stages(plan, model, train, Mesh(plan, cluster)), costs)
-    swarm = swarmed(plan, cluster, train, wave_of(wave, costs), costs, None)
+    steps = swarmed if plan.passes.swarm is not None else asked
+    swarm = steps(plan, cluster, train, wave_of(wave, costs), costs, None)
     return msgspec.structs.replace(fixed, swarm=swarm, wave=wave)
 
 

@@ -91,7 +91,8 @@ class SwarmRun(msgspec.Struct, frozen=True, kw_only=True):
     """Steps of a swarm: the seconds of each, what every peer did, how often peers changed their stage, were lost and
     joined, requests that were asked again because of that, seconds of a step that gradients were summed and
     parameters updated for, seconds of a step that a peer computed, in the mean, bytes of messages a step, and what
-    everybody did in the last (``spans``)."""
+    everybody did in the last (``spans``). Where one rank asks peers for its experts, ``waited_s`` are the seconds of a
+    step that it waited for them, ``left_out`` the share of the answers that did not come in time."""
 
     step_s: tuple[float, ...]
     peers: tuple[PeerShare, ...]
@@ -103,6 +104,8 @@ class SwarmRun(msgspec.Struct, frozen=True, kw_only=True):
     update_s: float
     computing_s: float
     sent_bytes: float
+    waited_s: float = 0.0
+    left_out: float = 0.0
     spans: tuple[PeerSpan, ...] = ()
     log: tuple[LogEntry, ...] = ()
 

@@ -128,7 +128,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
 def _ranks(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
     layout, have = plan.layout, cluster.num_devices
-    if layout.num_ranks == have:
+    if layout.num_ranks == have or plan.passes.peers:  # which says of its peers how many there are
         return
     other = layout.tp * layout.pp * layout.cp
     product = f"tp{layout.tp} * pp{layout.pp} * cp{layout.cp} * dp{layout.dp} = {layout.num_ranks}"
