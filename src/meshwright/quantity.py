@@ -54,7 +54,7 @@ def write_count(value: float) -> str:
 
 
 def each(value: float) -> str:
-    """What one of many takes, in the unit that reads best: ``12 ns``, else as :func:`seconds` says."""
+    """Return a duration in the unit that reads best, from nanoseconds on: ``12 ns``, else as :func:`seconds` does."""
     return f"{value * 1e9:.3g} ns" if 0 < abs(value) < 1e-6 else seconds(value)
 
 
