@@ -75,6 +75,7 @@ def lines(out):
         ("fedprox:h=2,clients=2,codec=topk,share=0.1", {}, Crowd(skew=0.5, drop=0.2, seed=3)),
         ("fedamd:h=2,period=2", {"sgd": True}, Crowd()),  # kept gradients and directions
         ("feddip:h=2,rounds=8,every=2", {}, Crowd()),  # masks
+        ("mas:h=1,tasks=3,rounds=4,turn=2,clients=2", {}, Crowd()),  # affinities, and models of several jobs
         ("coded:s=1", {"sgd": True}, Crowd(drop=0.2, seed=2)),
     ],
 )

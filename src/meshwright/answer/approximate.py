@@ -59,6 +59,8 @@ def approximate(plan: Plan, train: Train, rounds: RoundTimes | None) -> tuple[st
             f"sync={plan.sync.policy} is approximate: every replica makes updates of its own gradients, and all apply "
             f"what becomes of these in {policy.codec}",
         )
+    if policy.merged is not None:
+        return (_merged(plan, policy),)
     if policy.pruning is not None:
         kept = f"{policy.pruning.first:.0%} and in the end {policy.pruning.last:.0%} of matrices are left out"
         return (f"sync={plan.sync.policy} is approximate: of the model that clients get {kept}",)
@@ -128,6 +130,16 @@ def _taught(plan: Plan, policy: SyncPolicy) -> str:
         f"sync={plan.sync.policy} is approximate: it trains {replicas} models, each on text of its own, whose "
         f"{taught.heads} further heads learn what those of the {met} that each meets predict of public text, in "
         f"probabilities of {sent}; no parameters are exchanged"
+    )
+
+
+def _merged(plan: Plan, policy: SyncPolicy) -> str:
+    """Say which tasks clients learn, and what is not known of their groups."""
+    merged = policy.merged
+    return (
+        f"sync={plan.sync.policy} is approximate: clients train apart on tasks of one trunk, of tokens 1 to "
+        f"{merged.tasks} ahead; which of them share one of {merged.groups} jobs later is measured in a run, and here "
+        "they are split evenly"
     )
 
 

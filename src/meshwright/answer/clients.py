@@ -6,6 +6,7 @@ from math import ceil
 
 import msgspec
 
+from meshwright.answer.merged import MOVES, of_tasks, sizes
 from meshwright.cost import Costs
 from meshwright.errors import MeshwrightError
 from meshwright.lower.bind import Binder
@@ -73,6 +74,8 @@ def alike_in_data(policy: SyncPolicy, clients: Crowd) -> None:
 def total_steps(policy: SyncPolicy, plan: Plan, train: Train) -> int:
     """Steps of all clients that are simulated."""
     some = TASKS * policy.when * plan.layout.dp
+    if policy.merged is not None:
+        some = policy.merged.cycle * policy.when * min(policy["clients"] or plan.layout.dp, plan.layout.dp)
     whole = ceil(train.tokens / train.tokens_per_step) * plan.layout.dp if train.tokens else some
     return min(some, whole)
 
@@ -85,7 +88,7 @@ def client_sizes(run: Simulated, model: Model, cluster: Cluster, train: Train, p
     copies = policy.copies
     share = msgspec.structs.replace(train, global_batch=copies * train.global_batch // count)
     islands = [cluster.island_of(rank) for rank in range(count)]
-    steps, passes = {}, {}
+    steps, passes, tasks = {}, {}, {}
     twice = msgspec.structs.replace(share, global_batch=2 * share.global_batch)
     for island in islands:
         if id(island) not in steps:
@@ -93,6 +96,9 @@ def client_sizes(run: Simulated, model: Model, cluster: Cluster, train: Train, p
             steps[id(island)] = simulate(alone, model, one, share, costs).step_time_s
             both = simulate(alone, model, one, twice, costs).step_time_s if policy.rule.passes else 0.0
             passes[id(island)] = both - steps[id(island)]
+            if policy.merged is not None:
+                known = steps[id(island)], passes[id(island)]
+                tasks[id(island)] = of_tasks(policy, alone, model, one, share, costs, known)
     binder, down, up, moved, prunable = Binder(lowered.stages, lowered.mesh), 0.0, 0, 0, 0
     for composition in lowered.stages.compositions:
         for units in composition.segments:
@@ -119,7 +125,12 @@ def client_sizes(run: Simulated, model: Model, cluster: Cluster, train: Train, p
         pair = lowered.mesh.pair(leader, rank)
         return costs.price(Collective(op="send", num_bytes=up, group=pair), device).seconds
 
+    heads = {}
+    if policy.merged is not None:
+        moved_s = costs.price(Elementwise(num_bytes=MOVES * down, kernels=MOVES, fused=True), device).seconds
+        heads = sizes(policy, model, binder.stored.masters, [tasks[id(island)] for island in islands], moved_s)
     return ClientSizes(
+        **heads,
         step_s=tuple(steps[id(island)] for island in islands),
         pruning=policy.pruning,
         prunable=prunable,

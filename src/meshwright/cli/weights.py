@@ -47,7 +47,7 @@ class WeightsOptions(msgspec.Struct, frozen=True, kw_only=True):
     format: options.text("KIND", "hub, dcp (torch.distributed.checkpoint) or checkpoint; hub if left out.") = "hub"
     model: options.text("MODEL", "Write its config.json too: a catalog name or a config.json.") = ""
     dtype: options.text("TYPE", f"Convert to {', '.join(DTYPES)}; as they were trained if left out.") = ""
-    head: options.text("NUMBER", "After sync=mhd: which further head to write as the model's, 1 the first.") = ""
+    head: options.text("NUMBER", "After sync=mhd or mas: which further head to write as the model's, 1 the first.") = ""
     json: options.JSON = False
 
 

@@ -184,6 +184,9 @@ class Stages:
             found = layers.of(layer).pieces(self._at_work(self.context_of(kind, start), words), layer)
             if self.plan.kernels.compile and kind >= 0:
                 found = fused(found)
+            if kind == HEAD and read(self.plan.sync.policy).merged is not None:
+                own = [piece for piece in found if not piece.name.endswith("norm")]
+                found = [*found, *own * read(self.plan.sync.policy).further_heads]
             if self.plan.memory.brought == "kept" and kind >= 0:
                 found = keeping(found)
             self.known.pieces[key] = found
@@ -243,9 +246,9 @@ class Stages:
         if found is None:
             layer = self.model.layer(unit.kind)
             found = state.params_of(self.context_of(unit.kind), layer)
-            taught = read(self.plan.sync.policy).taught
-            if taught is not None and unit.kind == HEAD:
-                more = float(taught.heads * self.model.vocab * self.model.hidden)
+            further = read(self.plan.sync.policy).further_heads
+            if further and unit.kind == HEAD:
+                more = float(further * self.model.vocab * self.model.hidden)
                 found = found + Params(dense=more, trained_dense=more, low=more * (found.low > 0))
             if self.frozen:
                 found = msgspec.structs.replace(found, trained_dense=0.0, trained_expert=0.0)

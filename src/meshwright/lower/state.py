@@ -168,7 +168,7 @@ def _remembered_bytes(plan: Plan, train: Train, params: Params) -> float:
                 out += kept_values(f) * f.num_bytes / f.shard.size
             if f.served and policy.pruning is not None:  # all values, those that are kept, and the mask
                 out += 2 * f.num_bytes + f.num_elements
-            if f.served and policy.rule.passes:  # the direction, a gradient, and the point before the last
+            if f.served and policy.rule.passes:  # a direction or a trial step, a gradient, and where it goes from
                 out += 3 * f.num_bytes
             if f.what == MOMENTS and policy.scaling is not None:  # no optimizer's: the scales of local steps
                 copies = 4 if policy.scaling.apart else 1  # with values aside, gradients and what comes of them

@@ -7,8 +7,11 @@ import msgspec
 from meshwright.answer.prediction import Limit, Prediction, RankMemory, TierMemory, TrainingRun
 from meshwright.causes import WORDS
 from meshwright.quantity import big, gibibytes, lacking, seconds
+from meshwright.simulate.clients import Version
 from meshwright.spec.network_bill import network_bill
 from meshwright.spec.workload import REORDERED
+from meshwright.sync.merged import MergedTasks
+from meshwright.sync.policy import read
 
 NOT_INCLUDED = "not included"
 
@@ -163,7 +166,20 @@ def clients(prediction: Prediction) -> list[tuple[str, str, str]]:
         ("not merged", f"{c.wasted / max(1, sum(c.steps)):.1%}", f"of {sum(c.steps):,} steps; {c.left:,} tasks left"),
         ("staleness", f"{c.staleness:.2f}", "versions that an answer is behind, in the mean"),
         ("sent", f"{gibibytes(c.up_bytes)} up", f"and {gibibytes(c.down_bytes)} down, through the server's port"),
+        *_jobs(read(prediction.plan.sync.policy).merged, c.versions),
     ]
+
+
+def _jobs(merged: MergedTasks | None, versions: tuple[Version, ...]) -> list[tuple[str, str, str]]:
+    """A row on the rounds of all tasks, and one on those of their groups, where tasks are merged and split."""
+    if merged is None:
+        return []
+    ends, rows = [0.0, *(version.at_s for version in versions)], []
+    for what, some in (("all tasks", ends[: merged.rounds + 1]), ("groups", ends[merged.rounds :])):
+        if len(some) > 1:
+            note = f"a round, of {len(some) - 1:,} in {seconds(some[-1] - some[0])}"
+            rows.append((what, seconds((some[-1] - some[0]) / (len(some) - 1)), note))
+    return rows
 
 
 def swarm(prediction: Prediction) -> list[tuple[str, str, str]]:

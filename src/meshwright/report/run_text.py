@@ -157,12 +157,27 @@ def render_clients(found: Mapping[str, Any], console: Console) -> None:
             ("steps", f"{sum(steps):,}", f"{min(steps):,} to {max(steps):,} a client; {found['merged']:,} merged"),
             ("sent", f"{found['up_bytes'] / 2**20:,.1f} MiB", f"up, and {found['down_bytes'] / 2**20:,.1f} MiB down"),
         ]
+        rows += _jobs(found) if "groups" in found else []
         page.rows([(Text(what), Text(value, justify="right"), Text(note, "dim")) for what, value, note in rows])
         if found["seconds"]:
             page.quiet(
                 f"{seconds(found['seconds'])} in all; the same world simulated with this run's steps and messages: "
                 f"{seconds(found['simulated_s'])} ({found['simulated_s'] / found['seconds'] - 1:+.1%})"
             )
+
+
+def _jobs(found: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """A row for every job of merged tasks, with the affinities of its tasks towards one another, and what held-out text
+    says of them."""
+    rows = []
+    for tasks in found["groups"]:
+        ahead = ", ".join(str(task + 1) for task in tasks)
+        pairs = [found["affinity"][i][j] for i in tasks for j in tasks if i != j] if found["affinity"] else []
+        said = [f"mean affinity {sum(pairs) / len(pairs):+.1e} of a loss"] if pairs else []
+        losses = ", ".join(format(found["judged"][task], ".4f") for task in tasks) if found["judged"] else ""
+        said += [f"held-out loss {losses}"] if losses else []
+        rows.append((f"job {len(rows) + 1}", ahead, "tokens ahead" + "".join(f"; {one}" for one in said)))
+    return rows
 
 
 def render_swarm(found: Mapping[str, Any], console: Console) -> None:

@@ -58,4 +58,4 @@ class Aggregator:
         total = sum(self.flat.decoded(one.body, one.client, task) for one in answers)
         for one in answers:
             self.up.send(one._replace(kind=NEAR, body=None))
-        self.up.send(Letter(SUMMED, answers[0].client, task, len(answers), 0.0, self.flat.as_bytes(total)))
+        self.up.send(Letter(SUMMED, answers[0].client, task, len(answers), body=self.flat.as_bytes(total)))

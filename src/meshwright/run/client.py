@@ -38,6 +38,7 @@ from meshwright.sync.fragments import PARAMETERS, Fragment
 from meshwright.world.crowd import Crowd
 
 if TYPE_CHECKING:
+    from meshwright.run.merged_tasks import TaskSteps
     from meshwright.run.pruned import PrunedSteps
 
 #: Parts of the text that a client's data is drawn from, where clients' data is uneven.
@@ -135,8 +136,12 @@ class ClientLoop:
         self.corrected = CorrectedSteps(trainer, flat)
         #: Steps on a pruned model, where the server's is.
         self.pruned: PrunedSteps | None = None
+        #: Steps on some heads of a trunk, where tasks are merged.
+        self.merged: TaskSteps | None = None
         #: The parts of a batch that this client computes of a task, where several compute each.
         self.parts: CodedParts | None = None
+        #: Seconds that were spent ahead of the next step, and are a part of it.
+        self.ahead_s = 0.0
         self.step_s: list[float] = []  # of its own device, without what its slowness adds
         #: Writes what this client is into checkpoints, where the run keeps some.
         self.saver: ClientSaver | None = None
@@ -196,6 +201,12 @@ class ClientLoop:
         self.begun = self._model(said)
         self.flat.take(self.begun)
         self.trainer.publish()
+        if self.merged is not None:
+            self.merged.begin(said.heads)
+            if self.merged.values.merged.measures(said.task):
+                now = time.perf_counter()
+                self.merged.measure(self._batch(self.trainer.step_count), self.corrected.gradient)
+                self.ahead_s = time.perf_counter() - now
         return self._steps(said._replace(body=None), [])
 
     def _steps(self, said: Letter, losses: list[float]) -> Letter:
@@ -223,12 +234,15 @@ class ClientLoop:
             asked = letter if letter.task == said.task else None
         self.trainer.settle()
         self.corrected.end()
-        body = flat.encoded(flat.values() - self.begun, self.client, said.task)
-        self._answered(Letter(CHANGED, self.client, said.task, len(losses), fmean(losses), body))
+        change = flat.values() - self.begun
+        body = self.merged.answer(change) if self.merged is not None else flat.encoded(change, self.client, said.task)
+        self._answered(Letter(CHANGED, self.client, said.task, len(losses), fmean(losses), said.heads, body))
         return self._next()
 
     def _model(self, said: Letter) -> torch.Tensor:
         """The model of a task."""
+        if self.merged is not None:
+            return self.merged.values.placed(self.flat.values(), said.body, said.heads)
         if self.pruned is None:
             return self.flat.of_bytes(said.body)
         return self.pruned.model.values(said.body, said.task, (self.trainer.settings.seed, self.client))
@@ -255,7 +269,7 @@ class ClientLoop:
             losses.append(loss)
             self._took(begun, slowdown)
         body = flat.encoded(total / said.steps, self.client, said.task)
-        self._answered(Letter(CHANGED, self.client, said.task, 1, fmean(losses), body))
+        self._answered(Letter(CHANGED, self.client, said.task, 1, fmean(losses), body=body))
         return self._next()
 
     def _took(self, begun: float, slowdown: float, passes: int = 1) -> None:
@@ -274,7 +288,7 @@ class ClientLoop:
         return None
 
     def _step(self, slowdown: float, task: int) -> StepResult:
-        begun = time.perf_counter()
+        begun, self.ahead_s = time.perf_counter() - self.ahead_s, 0.0
         parts = self.parts
         batch = self._batch(self.trainer.step_count) if parts is None else parts.batch(self.corpus, task)
         corrected = self.corrected.directed

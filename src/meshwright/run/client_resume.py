@@ -24,6 +24,7 @@ from meshwright.run.client_saving import (
     ServerSaver,
     ServerStands,
     note_world,
+    of_job,
     pieces_of,
     run_of,
     served,
@@ -94,11 +95,13 @@ def taken_up(
     mine = stands.clients[client.client]
     pieces, fill = _of_client(client, mine)
     if server is not None:
-        more, filled = _of_server(server, stands.server)
+        more, filled = _of_server(trainer, server, stands.server)
         pieces += more
     load(job.out, pieces, place["world"], model_hash=identity(job.model), device=place.device)
     fill()
     trainer.set_step(mine.steps)
+    if client.merged is not None:
+        trainer.optimizer.set_step(mine.steps - mine.since)
     if server is not None:
         filled()
 
@@ -114,6 +117,9 @@ def _of_client(client: ClientLoop, stands: ClientStands) -> tuple[list[TensorPie
         client.corrected.direction, client.corrected.before = tensors.get("direction"), tensors.get("before")
         if "mask" in tensors:
             client.pruned.model.mask = tensors["mask"].bool()
+        if client.merged is not None:
+            client.merged.take(stands.heads)
+            client.merged.since, client.merged.affinity = stands.since, tensors.get("affinity")
         if stands.task is not None:
             client.working = stands.task.letter(), list(stands.losses)
         if stands.answer is not None:
@@ -122,7 +128,9 @@ def _of_client(client: ClientLoop, stands: ClientStands) -> tuple[list[TensorPie
     return [*pieces_of(client.trainer, number), *pieces], fill
 
 
-def _of_server(server: ServerLoop, stands: ServerStands) -> tuple[list[TensorPiece], Callable[[], None]]:
+def _of_server(
+    trainer: Trainer, server: ServerLoop, stands: ServerStands
+) -> tuple[list[TensorPiece], Callable[[], None]]:
     """The pieces to load for the server, and what to do when they are."""
     like = server.flat.values()
     models = [torch.empty_like(like) for _ in range(stands.models)]
@@ -152,8 +160,12 @@ def _of_server(server: ServerLoop, stands: ServerStands) -> tuple[list[TensorPie
             server.arrived[letter.client, letter.task] = letter, given(one)
         if stands.masked:
             server.pruned.mask = tensors["mask"].bool()
+        if server.jobs is not None:
+            server.jobs.job, server.jobs.tasks, server.jobs.models = stands.job, dict(stands.tasks), jobs
 
-    return [run_of(f"server/{name}", values) for name, values in tensors.items()], fill
+    jobs = {job: torch.empty_like(like) for job in stands.jobs}
+    of_jobs = [one for job, model in jobs.items() for one in of_job(served(trainer, server.flat), job, model)]
+    return of_jobs + [run_of(f"server/{name}", values) for name, values in tensors.items()], fill
 
 
 def _state(server: ServerLoop, said: Any) -> Any:
@@ -162,7 +174,7 @@ def _state(server: ServerLoop, said: Any) -> Any:
 
 def _room(name: str, size: int, like: torch.Tensor) -> torch.Tensor:
     """Room for a tensor of this name: values as the model's, or bytes; what is sent is in host memory."""
-    if name == "answer":
+    if name in ("answer", "affinity"):
         return torch.empty(size, dtype=torch.uint8)
     return torch.empty(size, dtype=torch.uint8 if name == "mask" else like.dtype, device=like.device)
 

@@ -23,8 +23,9 @@ from meshwright.run.checkpoint.format import HIDDEN, Meta
 from meshwright.run.checkpoint.saving import cannot, diagnostics, sweep
 from meshwright.run.checkpoint.write import shapes, write_rank
 from meshwright.run.mail import WRITTEN, Gone, Letter
-from meshwright.run.pieces import CLIENT, PARAM, Parameter, Part, TensorPiece
+from meshwright.run.pieces import CLIENT, PARAM, Parameter, Part, TensorPiece, job_state
 from meshwright.sync.clients import ClientDecision
+from meshwright.sync.merged import ALL_TASKS
 
 if TYPE_CHECKING:
     from queue import SimpleQueue
@@ -42,6 +43,7 @@ class LetterHead(msgspec.Struct, frozen=True):
     task: int
     steps: int
     note: float
+    heads: int = 0
     num_bytes: int = -1
 
     @classmethod
@@ -49,18 +51,21 @@ class LetterHead(msgspec.Struct, frozen=True):
         return cls(*letter[:-1], -1 if letter.body is None else len(letter.body))
 
     def letter(self, body: torch.Tensor | None = None) -> Letter:
-        return Letter(self.kind, self.client, self.task, self.steps, self.note, body)
+        return Letter(self.kind, self.client, self.task, self.steps, self.note, self.heads, body)
 
 
 class ClientStands(msgspec.Struct, frozen=True):
     """Where a client stands: the steps that it has done in all, the task it is at with the losses of its steps so far,
-    its last answer, and the names of the tensors that go with these."""
+    its last answer, and the names of the tensors that go with these; the heads that it trains, and since which step it
+    has moments of theirs."""
 
     steps: int
     task: LetterHead | None
     losses: list[float]
     answer: LetterHead | None
     tensors: dict[str, int]
+    heads: int = 0
+    since: int = 0
 
 
 class GivenTask(msgspec.Struct, frozen=True):
@@ -75,7 +80,8 @@ class GivenTask(msgspec.Struct, frozen=True):
 class ServerStands(msgspec.Struct, frozen=True):
     """Where the server stands: its decider's state, decisions that are still to be done, what is counted, what it waits
     for, whose tasks are not answered, what arrived and waits to be merged, whose gradients it keeps, and of how many
-    models these are, the present one first."""
+    models these are, the present one first; the tasks of jobs that have begun, which of them is at work, and whose
+    models are kept."""
 
     state: Any
     pending: list[ClientDecision]
@@ -92,6 +98,9 @@ class ServerStands(msgspec.Struct, frozen=True):
     kept: list[int]
     models: int
     masked: bool
+    job: int = ALL_TASKS
+    tasks: dict[int, tuple[int, ...]] = {}
+    jobs: list[int] = []
 
 
 class CrowdStands(msgspec.Struct, frozen=True):
@@ -130,10 +139,16 @@ def tensors_of(client: ClientLoop) -> dict[str, torch.Tensor]:
         "lost": client.flat.lost,
         "direction": corrected.direction,
         "before": corrected.before,
+        "affinity": None if client.working is None or client.merged is None else client.merged.affinity,
         "mask": None if mask is None else mask.to(torch.uint8),
         "answer": None if client.working is not None or client.answer is None else client.answer.body,
     }
     return {name: values for name, values in found.items() if values is not None}
+
+
+def of_job(model: list[tuple[TensorPiece, slice]], job: int, values: torch.Tensor) -> list[TensorPiece]:
+    """The parameters of one of several jobs; `model` as of :func:`served`."""
+    return [p._replace(key=job_state(job), values=values[where]) for p, where in model]
 
 
 class ClientSaver:
@@ -153,6 +168,8 @@ class ClientSaver:
             losses=[] if client.working is None else list(client.working[1]),
             answer=LetterHead.of(client.answer) if answered else None,
             tensors={name: len(values) for name, values in extra.items()},
+            heads=0 if client.merged is None else client.merged.heads,
+            since=0 if client.merged is None else client.merged.since,
         )
         some = [run_of(f"client-{client.client}/{name}", values) for name, values in extra.items()]
         copies = _copies([*pieces_of(client.trainer, client.client), *some])
@@ -202,6 +219,10 @@ class ServerSaver:
         self.stands, tensors = standing(server)
         shown = server.model if not self.stands.masked else server.pruned.masked(server.model)
         runs = [run_of(f"server/{name}", values) for name, values in tensors.items()]
+        if server.jobs is not None:
+            shown = server.jobs.all(server.model)[0][1]
+            kept = server.jobs.models | {server.jobs.job: server.model}
+            runs += [one for job, model in kept.items() for one in of_job(self.model, job, model)]
         pieces = [*(piece._replace(values=shown[where]) for piece, where in self.model), *runs]
         self.copies = [(piece, piece.values) for piece in pieces]  # the server changes no tensor in place
         return self.number
@@ -267,6 +288,9 @@ def standing(server: ServerLoop) -> tuple[ServerStands, dict[str, torch.Tensor]]
         kept=sorted(server.kept),
         models=len(models),
         masked=mask is not None,
+        job=ALL_TASKS if server.jobs is None else server.jobs.job,
+        tasks={} if server.jobs is None else dict(server.jobs.tasks),
+        jobs=[] if server.jobs is None else sorted(server.jobs.models),
     )
     tensors = {f"model-{number}": model for number, model in enumerate(models)}
     tensors |= {f"kept-{client}": values for client, values in sorted(server.kept.items())}

@@ -32,6 +32,7 @@ from meshwright.run.mail import (
     Letter,
     Post,
 )
+from meshwright.run.merged_tasks import JobModels
 from meshwright.run.metrics import Metrics
 from meshwright.run.pruned import PrunedModel
 from meshwright.simulate.clients import Version
@@ -46,6 +47,7 @@ from meshwright.sync.clients import (
     Left,
     Merge,
     TrainOn,
+    Turn,
     Wake,
     Woken,
 )
@@ -80,6 +82,8 @@ class ServerLoop:
         self.given: dict[int, Given] = {}
         #: The mask of the model, where it is pruned.
         self.pruned: PrunedModel | None = None
+        #: The models of jobs, where tasks are merged and split.
+        self.jobs: JobModels | None = None
         #: The gradient that each client sent last as an anchor.
         self.kept: dict[int, torch.Tensor] = {}
         self.arrived: dict[tuple[int, int], tuple[Letter, Given]] = {}
@@ -214,14 +218,19 @@ class ServerLoop:
                 body = self.flat.as_bytes(self.model)
                 if self.pruned is not None:
                     body = self.pruned.body(self.model, task, decision.told)
+                if self.jobs is not None:
+                    body = self.jobs.values.body(self.model, decision.heads)
                 if decision.anchor:
                     self._send(Letter(ANCHOR, client, task, decision.passes, body=body))
                 else:
-                    self._send(Letter(TRAIN, client, task, decision.steps, float(decision.hold), body))
+                    said = Letter(TRAIN, client, task, decision.steps, float(decision.hold), decision.heads, body)
+                    self._send(said)
             case Ask(client=client):
                 self.down[client].send(Letter(ASK, client, self.given[client].task))
             case Merge():
                 self._merge(decision)
+            case Turn(job=job, tasks=tasks):
+                self.model = self.jobs.turn(self.model, job, tasks)
             case CutMask(number=number):
                 self.model = self.pruned.cut(self.model, number)
             case Keep(parts=parts):
@@ -273,9 +282,14 @@ class ServerLoop:
                 self.left += 1
                 return Left(letter.client, letter.task, self.now_s())
             if letter.kind == CHANGED:
+                affinity = ()
+                if self.jobs is not None:
+                    body, affinity = self.jobs.values.split(letter.body, letter.heads)
+                    letter = letter._replace(body=body)
                 self.arrived[letter.client, letter.task] = letter, given
                 self.steps[letter.client] += letter.steps
-                return Answered(letter.client, letter.task, given.version, letter.steps, given.at_s, self.now_s())
+                at_s = given.at_s, self.now_s()
+                return Answered(letter.client, letter.task, given.version, letter.steps, *at_s, affinity)
         return self.events.popleft()
 
     def _summed(self, letter: Letter) -> None:
@@ -298,6 +312,9 @@ class ServerLoop:
             if part.start:
                 model.add_(given.start, alpha=part.start)
             if not part.change:
+                continue
+            if self.jobs is not None:
+                model = self.jobs.merged(model, letter.body, letter.heads, part.change)
                 continue
             if letter.kind == SUMMED:  # of equal weights, as a cohort has them
                 if letter.body is not None:

@@ -31,6 +31,7 @@ from meshwright.run.job import Job, RunSummary
 from meshwright.run.judge import Judge
 from meshwright.run.loop import divided, open_corpus
 from meshwright.run.mail import Gone, Letter, Post
+from meshwright.run.merged_tasks import JobModels, Jobs, TaskSteps, TaskValues, everywhere, judged
 from meshwright.run.pruned import PrunedModel, PrunedSteps
 from meshwright.run.trainer import Trainer
 from meshwright.run.world import World
@@ -77,6 +78,8 @@ def train(world: World, job: Job, clients: Crowd) -> dict[str, Any]:
         client.parts = CodedParts(trainer, world.rank, count, policy.copies)
     if policy.pruning is not None:
         client.pruned = PrunedSteps(trainer, PrunedModel(trainer, flat, policy.pruning))
+    if policy.merged is not None:
+        client.merged = TaskSteps(trainer, TaskValues(trainer, flat, policy.merged))
     server = thread = None
     if place.first:
         mail: SimpleQueue[Letter | Gone] = SimpleQueue()
@@ -86,6 +89,8 @@ def train(world: World, job: Job, clients: Crowd) -> dict[str, Any]:
         server.expect, server.tree = expect, tree
         if policy.pruning is not None:
             server.pruned = PrunedModel(trainer, server.flat, policy.pruning)
+        if policy.merged is not None:
+            server.jobs = JobModels(TaskValues(trainer, server.flat, policy.merged))
     taken_up(job, trainer, client, server, stands)
     prepared(job, trainer, client, server, clients)
     if server is not None:
@@ -134,7 +139,11 @@ def _finished(
     model = flat.values() if server is None else server.model.clone()
     if server is not None and server.pruned is not None and server.pruned.mask is not None:
         model = server.pruned.masked(model)
-    if place.world > 1:
+    merged, jobs = read(job.plan.sync.policy).merged, []
+    if merged is not None:
+        jobs = everywhere(None if server is None else server.jobs.all(server.model), trainer, merged, model)
+        model = jobs[0][1]
+    elif place.world > 1:
         dist.broadcast(model, 0)
     flat.take(model)
     trainer.publish()
@@ -143,17 +152,28 @@ def _finished(
     every = [torch.zeros(2, dtype=torch.float64, device=place.device) for _ in range(place.world)]
     if place.world > 1:
         dist.all_gather(every, torch.tensor(took, dtype=torch.float64, device=place.device))
-    judged = None
+    held_out, each = None, {}
     if text is not None:
         trainer.take(job.train.global_batch)  # of clients that compute parts several times over, once
         trainer.weights = ()
-        judged = Judge(trainer, text, job.judged_from).loss()
+        judge = Judge(trainer, text, job.judged_from)
+        each = judged(judge, flat, jobs)
+        held_out = each[0] if each else judge.loss()
     if server is None:
         return {}
     saved = "" if server.saver is None else server.saver.saved
     found = [(step_s, int(steps)) for step_s, steps in (one.tolist() for one in every)]
     summary = _summary(job, trainer, server, found, clients) | {"saved": saved}
-    return summary if judged is None else summary | {"judged": {server.first + len(server.versions): judged}}
+    if merged is not None:
+        summary["clients"] |= told(server, jobs, each)
+    return summary if held_out is None else summary | {"judged": {server.first + len(server.versions): held_out}}
+
+
+def told(server: ServerLoop, jobs: Jobs, judged: dict[int, float]) -> dict[str, Any]:
+    """Tell of merged tasks: the groups, the mean affinities of rows towards columns, and losses of tasks."""
+    state, many = server.state, server.jobs.values.merged.tasks
+    mean = np.array(state.affinity).reshape(-1, many) / max(state.measured, 1)
+    return {"groups": [list(tasks) for tasks, _ in jobs], "affinity": mean.tolist(), "judged": list(judged.values())}
 
 
 def _summary(
@@ -214,6 +234,9 @@ def simulated_again(job: Job, server: ServerLoop, found: list[tuple[float, int]]
         tree=tree,
         near_s=(0.0, *([sent * up_bytes / server.flat.model_bytes] * (count - 1))) if tree > 1 else (),
     )
-    return simulate_clients(
-        sizes, policy.rule.decider(policy.values, count), clients, max(1, server.merged - server.merged_before)
-    )
+    decider = policy.rule.decider(policy.values, count)
+    if server.jobs is not None:
+        values = server.jobs.values
+        sizes = msgspec.structs.replace(sizes, merged=values.merged, head_bytes=values.head_bytes)
+        decider = msgspec.structs.replace(decider, known=server.state.groups)
+    return simulate_clients(sizes, decider, clients, max(1, server.merged - server.merged_before))

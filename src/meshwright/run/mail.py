@@ -28,13 +28,15 @@ PATIENCE = timedelta(days=7)
 
 class Letter(NamedTuple):
     """A letter: its ``kind``, from or to which ``client``, the number of its task, its ``steps``, a ``note`` (whether
-    what changes is held; the mean loss), and flat bytes; None for letters that bring none."""
+    what changes is held; the mean loss), which of several ``heads`` it is about (bits; 0 for all), and flat bytes; None
+    for letters that bring none."""
 
     kind: int
     client: int
     task: int = 0
     steps: int = 0
     note: float = 0.0
+    heads: int = 0
     body: torch.Tensor | None = None
 
 
@@ -79,14 +81,14 @@ class Post:
     def _receive(self) -> None:
         try:
             while True:
-                head = torch.empty(6, dtype=torch.float64)
+                head = torch.empty(7, dtype=torch.float64)
                 dist.recv(head, self.source, group=self.group)
-                kind, client, task, steps, note, size = head.tolist()
+                kind, client, task, steps, note, heads, size = head.tolist()
                 body = None
                 if kind in WITH_BYTES:
                     body = torch.empty(int(size), dtype=torch.uint8)
                     dist.recv(body, self.source, group=self.group)
-                self.inbox.put(Letter(int(kind), int(client), int(task), int(steps), note, body))
+                self.inbox.put(Letter(int(kind), int(client), int(task), int(steps), note, int(heads), body))
                 if kind == STOP:
                     return
         except BaseException as error:

@@ -28,8 +28,10 @@ from meshwright.run.parts import (
 )
 from meshwright.run.portions import again, cuts, portion
 from meshwright.run.self_attention import AttentionModule
+from meshwright.run.task_heads import HybridTaskHeads, TaskHeads
 from meshwright.spec import naming
 from meshwright.spec.layers import Block, Moe
+from meshwright.sync.policy import read
 
 
 class BlockModule(nn.Module):
@@ -157,14 +159,15 @@ class BlockPart(NamedTuple):
 
 def modules(shared: Shared) -> tuple[type, Callable[[Shared, int, str], nn.Module], type]:
     """The modules of a model's embedding, layers and head, by its naming scheme."""
+    merged = read(shared.plan.sync.policy).merged is not None
     match naming.school(shared.model):
         case "mamba2" | "qwen3_5":
-            return EmbeddingModule, HybridLayer, HybridHead
+            return EmbeddingModule, HybridLayer, HybridTaskHeads if merged else HybridHead
         case "bert":
             return EncoderEmbedding, EncoderLayer, EncoderHead
         case "t5":
             return PairEmbedding, PairLayer, PairHead
-    return EmbeddingModule, _decoder_layer, HeadModule
+    return EmbeddingModule, _decoder_layer, TaskHeads if merged else HeadModule
 
 
 def _decoder_layer(shared: Shared, layer: int, recompute: str) -> nn.Module:

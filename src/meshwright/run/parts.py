@@ -379,9 +379,8 @@ class HeadModule(nn.Module):
         if tied is None:
             name = names.embedding if model.tied_embeddings else f"{names.head}.weight"
             self.weight = table(shared, name)
-        #: Heads that learn what those of neighbours predict.
-        told = read(shared.plan.sync.policy).taught
-        many = range(told.heads if told else 0)
+        #: Heads besides the model's own: of tasks, or those that learn what those of neighbours predict.
+        many = range(read(shared.plan.sync.policy).further_heads)
         self.taught = nn.ParameterList(table(shared, f"{TAUGHT}{k}.{names.head}.weight") for k in many)
         rows, self.first, self.valid = vocab_rows(shared)
         self.bias = None

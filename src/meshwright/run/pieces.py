@@ -33,6 +33,11 @@ PERTURBATION = "perturbation"
 ALONE = (FACTOR, ROUTE, JUDGED, CLIENT, PERTURBATION)
 
 
+def job_state(job: int) -> str:
+    """Return what the parameters of one of several jobs are called in a checkpoint."""
+    return f"{PARAM}@job-{job}"
+
+
 class Part(NamedTuple):
     """``local[select]`` (transposed first when ``transposed``) is the block of the tensor ``name`` that begins at
     ``offset``; the whole tensor has ``shape``. Names and shapes are those of the Hugging Face checkpoint."""

@@ -28,8 +28,9 @@ from meshwright.run.checkpoint.loading import CheckpointReader, Source, fill, so
 from meshwright.run.checkpoint.saving import save
 from meshwright.run.mesh import AxisGroup
 from meshwright.run.new_folder import new_folder, refuse
-from meshwright.run.pieces import Parameter, Part, TensorPiece
+from meshwright.run.pieces import PARAM, Parameter, Part, TensorPiece, job_state
 from meshwright.spec.architecture import Model
+from meshwright.sync.merged import ALL_TASKS
 from meshwright.sync.taught import TAUGHT
 
 #: The file by which torch's distributed checkpoints are known.
@@ -276,8 +277,18 @@ def _published(index: Index, head: int) -> Index:
         else one
         for i, one in enumerate(index.layouts)
     ]
-    entries = tuple(one for one in index.entries if one.state == "param" and one.layout not in gone)
-    return msgspec.structs.replace(index, layouts=tuple(layouts), entries=entries)
+    state = _state_of(index.meta, head)
+    entries = (one for one in index.entries if one.state == state and one.layout not in gone)
+    mine = tuple(msgspec.structs.replace(one, state=PARAM) for one in entries)
+    return msgspec.structs.replace(index, layouts=tuple(layouts), entries=mine)
+
+
+def _state_of(meta: Meta, head: int) -> str:
+    """Return what the parameters that a head goes with are called: of several jobs those of its own."""
+    begun = meta.extra.get("clients", {}).get("server", {}).get("tasks", {})
+    if not (begun and head):
+        return PARAM
+    return job_state(next((int(job) for job, tasks in begun.items() if head in tasks), ALL_TASKS))
 
 
 def save_weights(

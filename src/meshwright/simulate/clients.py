@@ -26,9 +26,11 @@ from meshwright.sync.clients import (
     Left,
     Merge,
     TrainOn,
+    Turn,
     Wake,
     Woken,
 )
+from meshwright.sync.merged import MergedTasks
 from meshwright.sync.pruning import Pruning
 from meshwright.world.crowd import Crowd
 from meshwright.world.decider import Decider, LogEntry
@@ -42,7 +44,8 @@ class ClientSizes(msgspec.Struct, frozen=True, kw_only=True):
     their bytes, and ``merge_s`` for each answer in a version. ``tree`` clients side by side send to an aggregator
     beside the first of them, in ``near_s``, and it sends one sum, as large as the model; 1: there are none. A step of
     more than one pass is longer by ``pass_s`` for each. With ``pruning`` the model has ``prunable`` values of
-    ``element_bytes`` each."""
+    ``element_bytes`` each. With tasks that are ``merged`` a step is one of a single head, and longer by ``head_s`` for
+    each more; ``measure_s`` are the seconds of a client to measure affinities, ``head_bytes`` those of each head."""
 
     step_s: tuple[float, ...]
     down_s: tuple[float, ...]
@@ -52,6 +55,10 @@ class ClientSizes(msgspec.Struct, frozen=True, kw_only=True):
     pass_s: tuple[float, ...] = ()
     pruning: Pruning | None = None
     prunable: int = 0
+    merged: MergedTasks | None = None
+    head_s: tuple[float, ...] = ()
+    measure_s: tuple[float, ...] = ()
+    head_bytes: tuple[int, ...] = ()
     element_bytes: int = 4
     merge_s: float = 0.0
     tree: int = 1
@@ -59,10 +66,30 @@ class ClientSizes(msgspec.Struct, frozen=True, kw_only=True):
 
     def down_of(self, said: TrainOn) -> int:
         """Return the bytes that go to a client for a task."""
+        if self.merged is not None:
+            return self.down_bytes - self._absent(said)
         if self.pruning is None:
             return self.down_bytes * (2 if said.directed else 1)
         others = self.down_bytes // self.element_bytes - self.prunable
         return self.pruning.sent(said.mask, said.told, self.prunable, others, self.element_bytes)
+
+    def up_of(self, said: TrainOn) -> int:
+        """Return the bytes that come from a client after a task."""
+        if self.merged is None:
+            return self.up_bytes
+        return self.up_bytes - self._absent(said) + (self.merged.affinity_bytes if said.measured else 0)
+
+    def _absent(self, said: TrainOn) -> int:
+        """Bytes of heads that a task does not train."""
+        return sum(self.head_bytes) - sum(self.head_bytes[task] for task in self.merged.heads(said.heads))
+
+    def more_s(self, client: int, said: TrainOn) -> float:
+        """Return the seconds that a step of a task takes besides one pass with one head, in the mean over its steps."""
+        more = (said.passes - 1) * self.pass_s[client] if said.passes > 1 else 0.0
+        if self.head_s:
+            more += (len(self.merged.heads(said.heads)) - 1) * self.head_s[client]
+            more += self.measure_s[client] / said.steps if said.measured else 0.0
+        return more
 
 
 class Version(NamedTuple):
@@ -207,6 +234,8 @@ class _Clock:
                 self._merge(decision)
             case CutMask():
                 self.server_free_s = max(self.server_free_s, self.now_s) + self.sizes.merge_s
+            case Turn():  # another model of those that the server holds
+                pass
             case Keep(parts=parts):
                 self.server_free_s = max(self.server_free_s, self.now_s) + self.sizes.merge_s * len(parts)
                 for part in parts:
@@ -227,8 +256,7 @@ class _Clock:
         self.down_free_s = starts + down_s
         here = starts + down_s * max(1.0, self.world.sending(client))
         self.bytes[0] += num_bytes
-        more = (said.passes - 1) * sizes.pass_s[client] if said.passes > 1 else 0.0
-        step_s = (sizes.step_s[client] + more) * self.world.slowdown(client, said.task)
+        step_s = (sizes.step_s[client] + sizes.more_s(client, said)) * self.world.slowdown(client, said.task)
         task = _Task(said, len(self.versions), self.now_s, max(here, self.free_s[client]), step_s)
         task.leaves = self.world.drops(client, said.task)
         self.tasks[client] = task
@@ -271,12 +299,14 @@ class _Clock:
         task.sent = True
         if self.sizes.tree > 1:
             return self._near(client, task, steps, now_s)
-        own = self.sizes.up_s[client] * max(1.0, self.world.sending(client))
-        ends = max(now_s + own, max(self.up_free_s, now_s) + self.sizes.up_s[client])
-        self.up_free_s = max(self.up_free_s, now_s) + self.sizes.up_s[client]
+        num_bytes = self.sizes.up_of(task.said)
+        up_s = self.sizes.up_s[client] * num_bytes / self.sizes.up_bytes
+        own = up_s * max(1.0, self.world.sending(client))
+        ends = max(now_s + own, max(self.up_free_s, now_s) + up_s)
+        self.up_free_s = max(self.up_free_s, now_s) + up_s
 
         def arrives(now_s: float) -> ClientEvent:
-            self.bytes[1] += self.sizes.up_bytes
+            self.bytes[1] += num_bytes
             self.arrived[client, task.said.task] = task.version, steps
             return Answered(client, task.said.task, task.version, steps, task.given_s, now_s)
 

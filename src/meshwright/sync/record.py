@@ -16,6 +16,7 @@ from meshwright.sync.options import runs
 
 if TYPE_CHECKING:
     from meshwright.sync.clocks import Clocks
+    from meshwright.sync.merged import MergedTasks
     from meshwright.sync.options import RuleOption
     from meshwright.sync.paths import ModulePaths
     from meshwright.sync.pruning import Pruning
@@ -127,6 +128,7 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
     ``own_heads``: and a head. ``paths``: models of replicas are made of modules, and sequences are routed to them.
     ``pruning``: clients train what a mask keeps. ``mix``: how those that meet take what they hear, where it is no mean;
     ``clocks``: when each steps, and which two meet. ``taught``: heads learn what those of neighbours predict.
+    ``merged``: tasks with a head each are one job of clients at first, and several later.
     The ``rule`` that chose them has ``values`` for its ``options`` (and
     the codec's, the combine's and the graph's), by name.
     """
@@ -157,6 +159,7 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
     mix: Mix | None = None
     clocks: Clocks | None = None
     taught: Taught | None = None
+    merged: MergedTasks | None = None
 
     def __getitem__(self, option: str) -> Any:
         return self.values[option]
@@ -257,6 +260,13 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
     def differing_models(self) -> bool:
         """Whether replicas have parameters that others never get."""
         return self.paths is not None or self.own_heads or self.taught is not None
+
+    @property
+    def further_heads(self) -> int:
+        """Heads that a model has besides its own."""
+        if self.merged is not None:
+            return self.merged.tasks - 1
+        return 0 if self.taught is None else self.taught.heads
 
     @property
     def copies(self) -> int:

@@ -11,6 +11,7 @@ from meshwright.errors import Diagnostic
 from meshwright.plan.facet import EXCHANGE, KEYED, STRUCTURE, Facet, Field, Form
 from meshwright.spec.workload import LAYERWISE, OVER_BATCHES
 from meshwright.sync import policy, rounds
+from meshwright.sync.merged import unmerged
 from meshwright.sync.record import USUAL
 from meshwright.sync.taught import unteachable
 
@@ -80,6 +81,9 @@ def _wrong(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator
     for at, why, help in unteachable(plan, model, train, said.taught) if said.taught is not None else ():
         message = f"sync={said.rule.name} has heads learn what neighbours predict of public text: {why}"
         yield Diagnostic(code="Y003", message=message, place=f"plan.{at}", help=f"{help}, or another sync")
+    for why, help in unmerged(model, train, said.merged) if said.merged is not None else ():
+        message = f"sync={said.rule.name} has a head for each task, on tokens further and further ahead: {why}"
+        yield Diagnostic(code="Y003", message=message, place=f"plan.sync.policy = {said.text}", help=help)
     yield from rounds.impossible(plan, model, said)
 
 

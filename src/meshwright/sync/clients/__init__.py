@@ -2,8 +2,8 @@
 
 Clients take steps of their own on the server's model, and send what changed. A decider is told what happened
 (:class:`Answered`, :class:`Left`, :class:`Woken`) and answers with what to do (:class:`TrainOn`, :class:`Ask`,
-:class:`Merge`, :class:`Keep`, :class:`Wake`). It has no clock: events carry their time. ``simulate/clients.py`` drives
-one on a virtual clock with predicted times, ``run/clients.py`` with real processes.
+:class:`Merge`, :class:`Keep`, :class:`Turn`, :class:`Wake`). It has no clock: events carry their time.
+``simulate/clients.py`` drives one on a virtual clock with predicted times, ``run/clients.py`` with real processes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Begun(msgspec.Struct, frozen=True, tag=True):
 
 class Answered(msgspec.Struct, frozen=True, tag=True):
     """A ``client``'s change in ``steps`` of its task arrived; it began with version ``version`` of the model, at
-    ``began_s``."""
+    ``began_s``. With it come affinities of merged tasks, row by row, where it has measured them."""
 
     client: int
     task: int
@@ -28,6 +28,7 @@ class Answered(msgspec.Struct, frozen=True, tag=True):
     steps: int
     began_s: float
     at_s: float
+    affinity: tuple[float, ...] = ()
 
 
 class Left(msgspec.Struct, frozen=True, tag=True):
@@ -50,7 +51,8 @@ class TrainOn(msgspec.Struct, frozen=True, tag=True):
     sends what changed, or ``hold`` s it until it is asked. ``task`` numbers it. A step is of so many ``passes`` over
     its share of a batch. An ``anchor`` takes none: it sends the mean gradient of its passes. Steps of a ``directed``
     task begin along the server's direction, which goes to the client with the model. Of a pruned model what the mask of
-    round ``mask`` keeps is sent, -1 for all; the client is ``told`` the mask if it has another."""
+    round ``mask`` keeps is sent, -1 for all; the client is ``told`` the mask if it has another. Of several heads those
+    set as bits of ``heads`` are trained, 0 for all; ``measured``: the affinities of their tasks are, ahead of steps."""
 
     client: int
     task: int
@@ -61,6 +63,8 @@ class TrainOn(msgspec.Struct, frozen=True, tag=True):
     directed: bool = False
     mask: int = -1
     told: bool = False
+    heads: int = 0
+    measured: bool = False
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True):
@@ -100,6 +104,14 @@ class CutMask(msgspec.Struct, frozen=True, tag=True):
     number: int
 
 
+class Turn(msgspec.Struct, frozen=True, tag=True):
+    """It is the turn of job ``job``, whose tasks these are: it goes on with its own model, at first with the one of all
+    tasks; that of the job before is kept."""
+
+    job: int
+    tasks: tuple[int, ...]
+
+
 class Wake(msgspec.Struct, frozen=True, tag=True):
     """The decider wants to be told when it is ``at_s``."""
 
@@ -108,7 +120,7 @@ class Wake(msgspec.Struct, frozen=True, tag=True):
 
 
 ClientEvent = Begun | Answered | Left | Woken
-ClientDecision = TrainOn | Ask | Merge | Keep | CutMask | Wake
+ClientDecision = TrainOn | Ask | Merge | Keep | CutMask | Turn | Wake
 
 
 def sampled(num_clients: int, count: int, seed: int, number: int) -> tuple[int, ...]:

@@ -41,6 +41,7 @@ MODULES = [
     "meshwright.sync.rules.coding",
     "meshwright.sync.rules.anchors",
     "meshwright.sync.rules.pruned",
+    "meshwright.sync.rules.mas",
     "meshwright.sync.rules.gossip",
     "meshwright.sync.rules.admm",
     "meshwright.sync.rules.dadao",
