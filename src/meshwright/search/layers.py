@@ -23,11 +23,21 @@ from meshwright.simulate.price import Pricer
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
+from meshwright.sync.policy import read
 
 #: Facets of which the embedding and the head see the number of tokens and the share of a rank alone.
 _NOT_AT_ENDS = ("layout", "pipeline", "sequence", "experts")
-#: Everything in a plan that decides the passes of its layers and their bytes, but for where groups lie.
-_sizes, deciding_ends = decided(LAYER), decided(LAYER, but=_NOT_AT_ENDS)
+_of_layers, _of_ends = decided(LAYER), decided(LAYER, but=_NOT_AT_ENDS)
+
+
+def _sizes(plan: Plan) -> tuple:
+    """Everything in a plan that decides the passes of its layers and their bytes, but for where groups lie."""
+    return (*_of_layers(plan), read(plan.sync.policy).further_heads)
+
+
+def deciding_ends(plan: Plan) -> tuple:
+    """The same of the embedding and the head alone."""
+    return (*_of_ends(plan), read(plan.sync.policy).further_heads)
 
 
 class Book:
@@ -93,7 +103,8 @@ class Layers:
     def stages(self, plan: Plan, mesh: Mesh | None = None) -> Stages:
         """The plan's stages, with the tables that it shares with plans of the same sizes."""
         stages = Stages(plan, self.model, self.train, mesh or self.mesh(plan))
-        sizes, split = _sizes(plan), (plan.layout.tp, plan.experts, stages.ends_meet, plan.layout.pp == 1)
+        sizes, layout = _sizes(plan), plan.layout
+        split = (layout.tp, plan.experts, stages.ends_meet, layout.pp == 1, sizes[-1])
         key = (sizes, split)
         found = self._known.get(key)
         if found is None:
