@@ -28,6 +28,7 @@ class TaskValues:
 
     def __init__(self, trainer: Trainer, flat: Flat, merged: MergedTasks):
         self.flat, self.merged = flat, merged
+        self._of: dict[int, torch.Tensor] = {}
         head = head_of(trainer)
         mine = {p.info.name for p in (head.weight, head.bias) if p is not None}
         #: Of every value the task that its head is of, -1 for the trunk.
@@ -41,9 +42,12 @@ class TaskValues:
 
     def of(self, heads: int) -> torch.Tensor:
         """Whether each value is of the trunk, or of one of the heads; bits, 0 for all."""
-        found = self.task < 0
-        for task in self.merged.heads(heads):
-            found = found | (self.task == task)
+        found = self._of.get(heads)
+        if found is None:
+            found = self.task < 0
+            for task in self.merged.heads(heads):
+                found = found | (self.task == task)
+            self._of[heads] = found
         return found
 
     @property
