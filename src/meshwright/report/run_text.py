@@ -183,7 +183,7 @@ def _jobs(found: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 def render_swarm(found: Mapping[str, Any], console: Console) -> None:
     """Print what the peers of a swarm did, and what a simulation of the same world says."""
     asked = "left_out" in found
-    rest = "steps" if asked else "sums"
+    own = "passes, messages and steps" if asked else "passes and sums, and messages that take no time"
     with Page(console) as page:
         page.title("Peers that have the experts" if asked else "Swarm of peers")
         passes, sent = found["passes"], f"{found['sent_bytes'] / 2**20:,.1f} MiB"
@@ -200,8 +200,8 @@ def render_swarm(found: Mapping[str, Any], console: Console) -> None:
         page.rows([(Text(what), Text(value, justify="right"), Text(note, "dim")) for what, value, note in rows])
         if found["simulated_s"]:
             page.quiet(
-                f"{seconds(found['seconds'])} in all; the same world simulated with this run's passes and {rest}, and "
-                f"messages that take no time: {seconds(found['simulated_s'])} "
+                f"{seconds(found['seconds'])} in all; the same world simulated with this run's {own}: "
+                f"{seconds(found['simulated_s'])} "
                 f"({found['simulated_s'] / found['seconds'] - 1:+.1%})"
             )
 

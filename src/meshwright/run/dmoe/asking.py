@@ -75,11 +75,13 @@ class AskedPeers:
         self.waiting: dict[int, tuple[int, bool]] = {}  # what each peer is asked now: its number, whether a backward
         self.owed: dict[int, set[int]] = defaultdict(set)  # of each peer what is too late
         self.answers: dict[int, bytes] = {}
+        self.slowest_s = 0.0
         self.wanted: set[int] = set()
         self.numbers = 0
         # of the run: seconds of passes by way, of their experts' steps, answers, those left out, bytes
         self.seconds: dict[bool, list[float]] = {False: [], True: []}
         self.update_s: list[float] = []
+        self.messages_s: list[float] = []  # of forwards that all answered, besides the slowest peer's own seconds
         self.passes: dict[int, int] = defaultdict(int)
         self.peak_bytes: dict[int, int] = defaultdict(int)
         self.asked = self.left_out = self.sent_bytes = 0
@@ -128,7 +130,7 @@ class AskedPeers:
         for number in self.every:
             ends.append(ends[-1] + sum(counts[self.slice_of(number, share)]))
             rows[number] = slice(ends[-2], ends[-1])
-        self.answers = {}
+        self.answers, self.slowest_s = {}, 0.0
         self.asked += len(self.every) * self.training
         for number in among:
             if number not in self.there or self.owed[number]:
@@ -144,7 +146,10 @@ class AskedPeers:
         for number, (late, _) in self.waiting.items():
             self.owed[number].add(late)
         self.waiting = {}
-        self.waited_s += (self.crowd.now() - begun) * self.training
+        waited = self.crowd.now() - begun
+        self.waited_s += waited * self.training
+        if len(self.answers) == len(self.every) and len(values) == 1:
+            self.messages_s.append(waited - self.slowest_s)
         self.left_out += (len(self.every) - len(self.answers)) * self.training
         out = torch.zeros_like(values[0])
         for number, body in self.answers.items():
@@ -166,6 +171,7 @@ class AskedPeers:
                 if self.waiting.get(number, (0, False))[0] == word.number:
                     self.seconds[self.waiting.pop(number)[1]].append(word.seconds)
                     self.answers[number] = body
+                    self.slowest_s = max(self.slowest_s, word.seconds * self.crowd.world.computing[number])
             case ExpertsHeld():
                 self.there.add(number)
             case ExpertState():

@@ -59,7 +59,8 @@ def train(job: Job, world: SwarmWorld, on_step: Told | None = None) -> dict[str,
 
 
 def _told(peers: AskedPeers, trainer: AskingTrainer, world: SwarmWorld, step_s: list[float]) -> dict[str, Any]:
-    """Tell what peers did, beside the same world simulated with this run's own seconds of passes and steps."""
+    """Tell what peers did, beside the same world simulated with this run's own seconds of passes, messages and
+    steps."""
     steps = max(1, len(step_s))
     again = _simulated(peers, trainer, world, step_s) if step_s else None
     return {
@@ -84,6 +85,7 @@ def _simulated(peers: AskedPeers, trainer: AskingTrainer, world: SwarmWorld, ste
     layers, microbatches = len(peers.kept), plan.num_microbatches(trainer.train.global_batch)
     forward, backward = (median(peers.seconds[way] or [0.0]) for way in (False, True))
     update = median(peers.update_s or [0.0])
+    message = max(0.0, median(peers.messages_s or [0.0])) / (number + 1)  # one to each, and the last one's answer
     tokens = trainer.hidden_states()
     rows = [tokens.numel() * model.block(at).mlp.top_k * tokens.itemsize for at in sorted(peers.kept)]
     own = max(0.0, sum(step_s) - peers.waited_s) / len(step_s) / microbatches
@@ -93,7 +95,7 @@ def _simulated(peers: AskedPeers, trainer: AskingTrainer, world: SwarmWorld, ste
         backward_s=own * 2 / 3,
         update_s=0.0,
         message_bytes=tuple(map(float, rows)),
-        message_s=((0.0,) * layers,) * number,
+        message_s=((message,) * layers,) * number,
         experts_forward_s=((forward,) * layers,) * number,
         experts_backward_s=((backward,) * layers,) * number,
         experts_update_s=((update,) * layers,) * number,
