@@ -81,17 +81,31 @@ def test_a_wave_of_requests_waits_at_the_front_one_after_the_other():
     )
 
 
+def test_tokens_leave_an_engine_one_after_the_other_and_bound_how_many_come_a_second():
+    # iterations of 10 ms whose two tokens take 2 * 8 ms to leave: those of the k-th are out at 10 + 16 k ms, though the
+    # engine is done with 4 of them at 40 ms; who waits for an answer comes at 74 ms, with its tokens at 84 + 16 k ms
+    host = HostTimes(stream_s=8e-3)
+    asked = requests(*[(0.0, 1, 4)] * 4, concurrency=2)
+    served = simulate(replica("vllm-v1", linear_costs(base=0.01), host=host), asked)
+    assert served.first_s == pytest.approx([0.026, 0.026, 0.1, 0.1])
+    assert served.end_s == pytest.approx([0.074, 0.074, 0.148, 0.148])
+    assert served.arrival_s == pytest.approx([0, 0, 0.074, 0.074])
+    # where they leave in less time than an iteration takes, they are that much later
+    quick = replica("vllm-v1", linear_costs(base=0.01), host=HostTimes(stream_s=2e-3))
+    assert simulate(quick, requests(*[(0.0, 1, 4)] * 2)).end_s == pytest.approx([0.044, 0.044])
+
+
 @pytest.mark.parametrize("policy", serving.names("batching"))
 @pytest.mark.parametrize("concurrency", [0, 20])
 @pytest.mark.parametrize(
-    ("blocks", "stages", "eager", "serial_s"),
-    [(400, 1, 0.0, 0.0), (400, 3, 9e-3, 0.02), (4000, 1, 9e-3, 0.0), (4000, 3, 0.0, 0.02)],
+    ("blocks", "stages", "eager", "serial_s", "stream_s"),
+    [(400, 1, 0.0, 0.0, 0.0), (400, 3, 9e-3, 0.02, 4e-4), (4000, 1, 9e-3, 0.0, 1e-3), (4000, 3, 0.0, 0.02, 0.0)],
 )
-def test_the_fast_loop_equals_the_plain_one(policy, concurrency, blocks, stages, eager, serial_s):
+def test_the_fast_loop_equals_the_plain_one(policy, concurrency, blocks, stages, eager, serial_s, stream_s):
     rng = np.random.default_rng(blocks + stages + concurrency)
     at = np.arange(90) * 0.05 if concurrency else np.cumsum(rng.exponential(1 / 30, 90))
     asked = requests(*zip(at, rng.integers(1, 1500, 90), rng.integers(1, 120, 90)), concurrency=concurrency)
-    front = {"serial_s": serial_s, "serial_token_s": 1e-3 * serial_s}
+    front = {"serial_s": serial_s, "serial_token_s": 1e-3 * serial_s, "stream_s": stream_s}
     host = HostTimes(step_s=1e-3, request_s=1e-5, eager_s=eager, graph_tokens=16, **front)
     one = replica(policy, COSTS, blocks=blocks, stages=stages, host=host, budget=700)
     fast, plain = simulate(one, asked), plainly(one, asked)
@@ -117,7 +131,9 @@ def test_the_fast_loop_guesses_as_the_plain_one(policy, concurrency, blocks, gat
     rng = np.random.default_rng(blocks + concurrency)
     at = np.zeros(70) if concurrency else np.cumsum(rng.exponential(1 / 30, 70))
     asked = requests(*zip(at, rng.integers(1, 1500, 70), rng.integers(1, 120, 70)), concurrency=concurrency)
-    one = replica(policy, COSTS, blocks=blocks, stages=2, host=HostTimes(step_s=1e-3, eager_s=9e-3), budget=700)
+    one = replica(
+        policy, COSTS, blocks=blocks, stages=2, host=HostTimes(step_s=1e-3, eager_s=9e-3, stream_s=8e-4), budget=700
+    )
     draft = linear_costs(base=5e-4, token=2e-6, sampled=1e-6, decode=3e-8, prefill=1e-6, tokens=1 << 12)
     guessing = Guesses(policy=serving.get("speculation", "speculative"), accept=0.6, draft=draft)
     limits = msgspec.structs.replace(one.limits, **gate)

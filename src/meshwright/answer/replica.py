@@ -210,6 +210,7 @@ def host_times(profile: EngineProfile, model: Model, serve: Serve, stages: int =
         graph_tokens=profile.graph_tokens if serve.engine.graphs else 0,
         serial_s=profile.serial_us * 1e-6,
         serial_token_s=profile.serial_token_us * 1e-6,
+        stream_s=profile.stream_us * 1e-6,
         front_s=profile.front_us * 1e-6,
         token_s=profile.token_us * 1e-6,
         front_steps=profile.front_steps,

@@ -104,6 +104,7 @@ def server_replica(profile: EngineProfile, requests: Requests, *, split: bool = 
             request_s=profile.request_us * 1e-6,
             serial_s=profile.serial_us * 1e-6,
             serial_token_s=profile.serial_token_us * 1e-6,
+            stream_s=profile.stream_us * 1e-6,
             front_s=profile.front_us * 1e-6,
             token_s=profile.token_us * 1e-6,
             front_steps=profile.front_steps,

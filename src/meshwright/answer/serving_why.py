@@ -63,6 +63,7 @@ def engine_assumption(profile: EngineProfile) -> Assumption:
         f"{profile.serial_us:g} us a request and {profile.serial_token_us:g} us a token of its prompt at the front, "
     )
     front = f"{front}one after the other; " if profile.serial_us or profile.serial_token_us else ""
+    front += f"{profile.stream_us:g} us a token that leaves, one after the other; " if profile.stream_us else ""
     said = (
         f"kernels {profile.kernels:g} times as long as alone ({profile.kernels * profile.prompts:g} beyond "
         f"{profile.graph_tokens} tokens), {profile.step_us:g} us an iteration, {profile.request_us:g} us a request in "

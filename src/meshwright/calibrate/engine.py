@@ -75,6 +75,7 @@ CONSTANTS = (
     EngineConstant("latent_us", 0.0, 50.0, 0.0, 6000.0),
     EngineConstant("serial_us", 0.0, 200.0, 0.0, 20000.0),
     EngineConstant("serial_token_us", 0.0, 0.25, 0.0, 20.0),
+    EngineConstant("stream_us", 0.0, 10.0, 0.0, 1000.0),
     EngineConstant("front_us", 10000.0, 1000.0, 0.0, 300000.0),
     EngineConstant("token_us", 3.0, 0.5, 0.0, 50.0),
     EngineConstant("front_steps", 1.0, 0.25, 0.0, 50.0),
@@ -85,7 +86,7 @@ CONSTANTS = (
 FRONT = ("front_us", "token_us", "front_steps")
 #: Constants of the line at an engine's front, which are fitted last: what all requests wait for alike explains most of
 #: what a line does, so that a fit of both at once from anywhere finds either.
-LINE = ("serial_us", "serial_token_us")
+LINE = ("serial_us", "serial_token_us", "stream_us")
 SEEN = ("front_s", "token_s", "front_steps")
 
 

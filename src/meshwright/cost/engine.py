@@ -63,10 +63,11 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     graph is replayed (``experts_us`` more where the layer has experts, ``latent_us`` where its attention is latent,
     which is more products, norms and copies), which bounds the iteration from below. Graphs are replayed up to
     ``graph_tokens`` tokens where no prompt is among them. With ``each_stage`` the workers of every pipeline stage take
-    the host's times, one stage after the other (each is called from afar), and not the first alone. A client sees its
-    tokens later than they are computed: by ``front_us`` a request (connection, reply), ``token_us`` for every token of
-    its prompt (the tokenizer), and ``front_steps`` iterations (polls of the scheduler, answers handed on one iteration
-    later).
+    the host's times, one stage after the other (each is called from afar), and not the first alone. At the engine's
+    front a request takes ``serial_us`` and a token of its prompt ``serial_token_us``, one after the other; every token
+    of an answer takes ``stream_us`` to leave, one after the other too. A client sees its tokens later than that: by
+    ``front_us`` a request (connection, reply), ``token_us`` for every token of its prompt (the tokenizer), and
+    ``front_steps`` iterations (polls of the scheduler, answers handed on one iteration later).
 
     ``library`` is whose collectives it runs. Memory: ``context_bytes`` of a process before the first tensor,
     ``communicator_bytes`` of a group of ranks.
@@ -91,6 +92,7 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     latent_us: float = 0.0
     serial_us: float = 0.0
     serial_token_us: float = 0.0
+    stream_us: float = 0.0
     front_us: float = 0.0
     token_us: float = 0.0
     front_steps: float = 0.0

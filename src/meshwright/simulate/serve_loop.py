@@ -8,7 +8,7 @@ grows by a token each, so that their times are an arithmetic series (:mod:`meshw
 from __future__ import annotations
 
 from meshwright.native import Bytes, Float64s, Int64s, OutFloat64s, OutInt64s, native
-from meshwright.simulate.front_line import enter, next_entry, stand
+from meshwright.simulate.front_line import OUT, STREAM, enter, follow, made_of, next_entry, streamed
 from meshwright.simulate.loop_tables import (
     LINEAR_AT,
     MOST_SAMPLED,
@@ -96,7 +96,8 @@ def serve_loop(
     seen = unpolled = held_back = 0  # requests that the engine knows of; iterations since it looked, and of who waits
     head = tail = coming = answered = num_run = 0
     stride, since = 1, 0
-    known = num_requests if concurrency == 0 or concurrency > num_requests else concurrency
+    n = num_requests
+    known = n if concurrency == 0 or concurrency > n else concurrency
     following = known  # in a closed loop the others come when one is answered
     while answered < num_requests:
         coming, tail = enter(
@@ -329,8 +330,7 @@ def serve_loop(
                     while fit < steps and one * fit + slope_now * fit * (fit - 1) / 2.0 < wanted:
                         fit += 1
                     steps = fit
-            if steps < 1:
-                steps = 1
+            steps = max(steps, 1)
         more = slope_now * steps * (steps - 1) / 2.0
         lasted = one * steps + more
         end = now + lasted
@@ -370,8 +370,12 @@ def serve_loop(
             end, coming, known, tail, num_requests, arrival, serial_s, prompt, front, free_s, line, entry_s, queue
         )
         usual_gap, usual_bin = -1.0, 0
-        leaving = 0
-        unanswered = 0
+        first_at, end_at, usual = now + one, end, one + slope_now * steps / 2.0
+        if serial_s[STREAM] > 0.0:
+            made = made_of(first_new, num_new, run, new, prompt, output, computed, generated, right_at, right)
+            first_at, end_at = streamed(steps, made, first_at, end, serial_s[STREAM], free_s[OUT])
+            free_s[OUT], usual = end_at, (end_at - first_at) / max(steps - 1, 1)
+        leaving = unanswered = 0
         for i in range(first_new, first_new + num_new):
             r = run[i]
             need = prompt[r] + generated[r] - computed[r]
@@ -389,23 +393,24 @@ def serve_loop(
             if was >= output[r]:
                 continue
             if was == 0:
-                first_s[r] = now + one
+                first_s[r] = first_at
             else:
-                gap = now + one - last_s[r]
+                gap = first_at - last_s[r]
                 if gap != usual_gap:
                     usual_gap, usual_bin = gap, bin_of(gap, gap_edge, num_gaps)
                 gaps[usual_bin] += 1
-            last_s[r] = end
+            last_s[r] = end_at
             if was + made >= output[r]:
-                end_s[r] = end
+                end_s[r] = end_at
                 answered += 1
                 leaving += 1
                 if following < num_requests:
-                    arrival[following] = end
-                    stand(0, following, end, num_requests, serial_s, prompt, front, free_s, line, entry_s)
+                    coming = follow(
+                        following, end_at, coming, known, n, arrival, serial_s, prompt, front, free_s, line, entry_s
+                    )
                     following += 1
         if steps > 1:
-            low = bin_of(one + slope_now * steps / 2.0, gap_edge, num_gaps)
+            low = bin_of(usual, gap_edge, num_gaps)
             counted = num_new
             if policy == STATIC:
                 counted = 0

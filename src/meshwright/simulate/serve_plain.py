@@ -20,6 +20,7 @@ from meshwright.serving.batching import Admit, Arrived, Computed, Evict, Iterate
 from meshwright.serving.borrowing import Borrow, Resized
 from meshwright.serving.engine_request import NewRequest
 from meshwright.serving.pulling import Offered, Pull
+from meshwright.simulate.front_line import streamed
 from meshwright.simulate.serve_together import DecodingTogether
 from meshwright.simulate.served import GAP_EDGES, MOST_SAMPLES, SPENT, Replica, ServedRequests, thinned
 from meshwright.spec.requests import Requests
@@ -162,6 +163,7 @@ class Clock:
         self.took: Took | None = None
         self.before = 0.0
         self.times, self.one = 0, 0.0
+        self.out_s = 0.0
         self.accepted: tuple[tuple[int, int], ...] = ()
         self.adapter = requests.adapter.tolist() if len(requests.adapter) else [-1] * count
         self.pulls: list[int] = []
@@ -198,7 +200,7 @@ class Clock:
         """Note that nobody waits for a request any more: what it had not reached by that time, it reaches then."""
         self.end[number] = at_s
         for times in (self.scheduled, self.first):
-            if times[number] < 0:
+            if not 0 <= times[number] <= at_s:
                 times[number] = at_s
         if not came:
             self.arrival[number] = at_s
@@ -275,11 +277,12 @@ class Clock:
         self.before = one + took.growth * (times - 1)
         counted, finished = len(run.decoding), []
         guessed = dict(self.accepted)
+        first_at, end_at = self._out(run, times, self.now + one, end)
         gap_of: dict[float, int] = {}
         if run.decoding:
-            gap_of, finished = self.together.tick(times, self.now + one, end)
+            gap_of, finished = self.together.tick(times, first_at, end_at)
             for i in finished:
-                self.end[i] = end
+                self.end[i] = end_at
             self.answered += len(finished)
         made, output, last = self.generated, self.output, self.last
         for share in run.shares:
@@ -292,22 +295,24 @@ class Clock:
             new = min(times if not share.drafted else 1 + guessed.get(i, 0), output[i] - was)
             made[i] = was + new
             if was == 0:
-                self.first[i] = self.now + one
+                self.first[i] = first_at
             elif last[i] >= 0:
-                gap = self.now + one - last[i]
+                gap = first_at - last[i]
                 gap_of[gap] = gap_of.get(gap, 0) + 1
-            last[i] = end
+            last[i] = end_at
             counted += 1
             if share.drafted:
                 self.gaps[0] += new - 1  # tokens of one iteration come together
             if made[i] >= output[i]:
-                self.end[i] = end
+                self.end[i] = end_at
                 self.answered += 1
                 finished.append(i)
         for gap, count in gap_of.items():
             self.gaps[_bin(gap)] += count
         if times > 1:
             gap = one + took.growth * times / 2.0
+            if self.replica.host.stream_s > 0:
+                gap = (end_at - first_at) / (times - 1)
             self.gaps[_bin(gap)] += counted * (times - 1)
             if not self.replica.policy.reserves:
                 blocks_for = self.replica.limits.blocks_for
@@ -316,6 +321,17 @@ class Clock:
         self.peak_blocks = max(self.peak_blocks, min(used, self.state.cache.total))
         self.now = end
         return finished
+
+    def _out(self, run: Iterate, times: int, first_s: float, end_s: float) -> tuple[float, float]:
+        """Return when the tokens of the first and the last of the iterations under way are out."""
+        stream_s, made = self.replica.host.stream_s, self.generated
+        if stream_s > 0:
+            guessed = dict(self.accepted)
+            alone = (s.number for s in run.shares if s.samples and made[s.number] < self.output[s.number])
+            tokens = len(run.decoding) + sum(1 + guessed.get(number, 0) for number in alone)
+            first_s, end_s = streamed(times, tokens, first_s, end_s, stream_s, self.out_s)
+        self.out_s = end_s
+        return first_s, end_s
 
     def _adapted(self, run: Iterate, took: Took) -> Took:
         """Return the times of an iteration with LoRA adapters: those that are loaded for it, and their products."""

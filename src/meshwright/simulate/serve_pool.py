@@ -224,10 +224,13 @@ class ReplicaPool:
             for later in self.next.pop(number, ()):
                 wait = float(self.requests.arrival_s[later])
                 if wait > 0:
-                    heapq.heappush(self.events, (now + wait, ARRIVES, next(self.order), later, 0))
+                    heapq.heappush(self.events, (clock.out_s + wait, ARRIVES, next(self.order), later, 0))
                 else:
                     follow.append(later)
-        if follow:
+        if follow and clock.out_s > now:
+            for number in follow:
+                heapq.heappush(self.events, (clock.out_s, ARRIVES, next(self.order), number, 0))
+        elif follow:
             clock.times, times = 1, clock.times  # it is over, and nobody cuts it
             self.arrive(follow, now)
             clock.times = times

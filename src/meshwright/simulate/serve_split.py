@@ -25,7 +25,7 @@ def served_split(apart: ApartReplicas, requests: Requests, router: Router) -> Se
 
 def _known(apart: ApartReplicas, requests: Requests, router: Router) -> bool:
     """Whether the compiled loop knows what decides over replicas and requests."""
-    plain = all(one.compiled and one.drafts is None for one in apart.replicas)
+    plain = all(one.compiled and one.drafts is None and one.host.stream_s == 0 for one in apart.replicas)
     alike = plain and all(not one.policy.reserves and one.limits.device_share == 1.0 for one in apart.replicas)
     waits = len(requests.after) or len(requests.needed)
     in_order = bool((np.diff(requests.arrival_s) >= 0).all())

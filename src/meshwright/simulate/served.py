@@ -37,8 +37,9 @@ class HostTimes(msgspec.Struct, frozen=True, kw_only=True):
 
     ``eager_s`` bounds the device's part from below where no CUDA graph is replayed, which is the case with prompts and
     beyond ``graph_tokens`` tokens. A request stands ``serial_s`` and ``serial_token_s`` for each token of its prompt at
-    the engine's front, one after the other, before the scheduler sees it. Clients see tokens ``front_s`` after they are
-    computed, and ``token_s`` for each token of the prompt and ``front_steps`` iterations later still."""
+    the engine's front, one after the other, before the scheduler sees it; tokens leave one after the other too,
+    ``stream_s`` each. Clients see tokens ``front_s`` after that, and ``token_s`` for each token of the prompt and
+    ``front_steps`` iterations later still."""
 
     step_s: float = 0.0
     request_s: float = 0.0
@@ -46,6 +47,7 @@ class HostTimes(msgspec.Struct, frozen=True, kw_only=True):
     graph_tokens: int = 0
     serial_s: float = 0.0
     serial_token_s: float = 0.0
+    stream_s: float = 0.0
     front_s: float = 0.0
     token_s: float = 0.0
     front_steps: float = 0.0
