@@ -13,6 +13,7 @@ from meshwright.run import mesh
 from meshwright.run.equality import EqualityCase, apart
 from meshwright.run.launch import start
 from meshwright.run.links import End, cuts
+from meshwright.run.microbatches import own_rows
 from meshwright.run.settings import Settings
 from meshwright.run.trainer import Trainer
 from meshwright.spec.cluster import load
@@ -56,7 +57,7 @@ def frozen_steps(world, plan, steps):
     losses = []
     for step in range(steps):
         whole = batch(train, model.vocab, step)
-        rows = trainer.rows()
+        rows = own_rows(trainer)
         losses.append(trainer.step(whole if rows is None else whole.taking(rows)).loss)
         if alone:
             for piece in trainer.pieces():

@@ -18,7 +18,20 @@ update, memory, bind.
 Say MODEL, --on, --train and --plan, or name a question.toml that says them; options go over the file."""
 FORMAT_VERSION = 1
 #: The passes in their order, as :mod:`meshwright.lower.show` has them; help does not load that.
-PASSES = ("place", "assign", "schedule", "compute", "messages", "exchanges", "tiers", "update", "memory", "bind")
+PASSES = (
+    "place",
+    "assign",
+    "schedule",
+    "public",
+    "compute",
+    "messages",
+    "lessons",
+    "exchanges",
+    "tiers",
+    "update",
+    "memory",
+    "bind",
+)
 #: Lines shown unless --lines says otherwise.
 USUAL_LINES = 60
 

@@ -25,7 +25,6 @@ import torch
 from numpy.typing import NDArray
 
 from meshwright.graph import KIND, QUEUE
-from meshwright.run.waited import WaitedWorks
 
 #: Spans a block has room for at first; it doubles.
 CAPACITY = 1024
@@ -150,7 +149,6 @@ class Recorder:
         self.exchanged: dict[tuple[str, int], int] = {}
         self._resident = ResidentBytes()
         self._anchors: list[tuple[int, torch.cuda.Event]] = []
-        self._waiting = WaitedWorks()
 
     def step_begin(self, number: int) -> None:
         """Step `number` begins."""
@@ -231,28 +229,28 @@ class Recorder:
         """:meth:`start` now, :meth:`stop` at the end of the ``with`` block."""
         return _Span(self, self.start(kind, queue, **said))
 
-    def watch(self, work: torch.distributed.Work, token: int, *, waited: bool = False) -> None:
+    def watch(self, work: torch.distributed.Work, token: int, *, waited: bool = False) -> int:
         """The span ends when the collective does, whoever waits for it, and whenever. A message that cannot say when it
-        is out ends at once: its target knows when it is there. A collective that cannot (gloo's reduce-scatter) may be
-        ``waited`` for by a thread."""
+        is out ends at once: its target knows when it is there. A collective that cannot (gloo's reduce-scatter) ends so
+        too, unless it is ``waited`` for: then the token is returned, for :meth:`stop` when it has been; else -1."""
         block = self._block
         if token < 0 or block is None:
-            return
+            return -1
         try:
             future = work.get_future()
         except RuntimeError:  # gloo's messages have none
             if waited:
-                self._waiting.put(work, block.late, token, self._now)
-            else:
-                self.stop(token)
-            return
+                return token
+            self.stop(token)
+            return -1
         if block.marks is not None:
             # the callback runs under a stream that waits for the collective
             future.then(lambda _: self._mark(block, token, 1))
             block.ended[token] = 0
-            return
+            return -1
         late = block.late
         future.then(lambda _: late.append((token, self._now())))
+        return -1
 
     def sample_memory(self) -> None:
         """Note the memory in use now: of the GPU what torch allocated, else what the process holds."""
@@ -268,7 +266,6 @@ class Recorder:
         """Everything kept. On a GPU waits for it."""
         if self._gpu:
             self._anchor()
-        self._waiting.join()
         blocks = [b for b in self._blocks if b is not self._block]
         for block in blocks:
             for token, at in list(block.late):
@@ -349,7 +346,8 @@ class Off:
     def span(self, kind: str, queue: str = "compute", **said: Any) -> _Nothing:
         return _NOTHING
 
-    def watch(self, work: torch.distributed.Work, token: int, *, waited: bool = False) -> None: ...
+    def watch(self, work: torch.distributed.Work, token: int, *, waited: bool = False) -> int:
+        return -1
 
     def sample_memory(self) -> None: ...
 

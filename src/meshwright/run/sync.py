@@ -138,6 +138,8 @@ class Bucket:
                 self.code = CodedSum(gradient, where.replica, width, like, seed)
         self._summed = False
         self._pending: tuple[dist.Work | Awaited | InPieces, torch.Tensor | None] | None = None
+        #: The span of an exchange that cannot say when it is over, and ends where it is waited for.
+        self._span = -1
         self._gather: dist.Work | Awaited | None = None
         self.final = False
         #: Whether parameters are trained without gradients.
@@ -207,7 +209,7 @@ class Bucket:
             return
         token = recorder().start("reduce_scatter", "dp", **self.label, **_said(whole, shard, self.uneven))
         work = self.uneven.reduce(out, whole) if self.uneven else reduce_scatter_async(out, whole, shard)
-        recorder().watch(work.work if self.uneven else work, token, waited=True)
+        self._span = recorder().watch(work.work if self.uneven else work, token, waited=True)
         self._pending = (work, out)
 
     def _squares(self, whole: torch.Tensor) -> torch.Tensor:
@@ -243,6 +245,8 @@ class Bucket:
         """Wait for the exchange; a shard's sum is added to what earlier rounds left."""
         work, out = self._pending
         work.wait()
+        recorder().stop(self._span)
+        self._span = -1
         self._pending = None
         if out is None:
             return
