@@ -1,4 +1,4 @@
-"""What a processor computes in ways of its own: products with matrices in tiles, and attention where blocks lie."""
+"""Operations of a processor's own: products with matrices in tiles, and attention where blocks lie."""
 
 import pytest
 import torch
