@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from functools import cache
 
 import pytest
@@ -102,6 +103,22 @@ def test_replicas_that_average_now_and_then_go_on_from_the_last_average_when_one
     others = [i + 1 for i, pair in enumerate(zip(found.losses, plain, strict=True)) if len({*pair}) > 1]
     assert len(others) <= found.failures and all(step % 3 == 0 for step in others)
     assert found.losses[-1] == plain[-1]
+
+
+def test_a_host_that_does_not_run_and_is_killed_takes_no_done_step_along(corpus):
+    """A host is stopped while its worker trains, so that it passes nothing on, and is then killed."""
+    stopped = []
+
+    def whole(pids):
+        if not stopped:
+            stopped.append(min(pids))
+            os.kill(stopped[0], signal.SIGSTOP)
+            threading.Timer(0.5, os.kill, (stopped[0], signal.SIGKILL)).start()
+
+    found, plain = rounds(corpus, whole=whole), rounds(corpus)
+    assert found.failures == 1
+    others = [i + 1 for i, pair in enumerate(zip(found.losses, plain.losses, strict=True)) if len({*pair}) > 1]
+    assert len(others) <= 1 and all(step % 3 == 0 for step in others)
 
 
 def test_replicas_leave_and_join_a_run_between_rounds(corpus):

@@ -53,9 +53,10 @@ class Settled(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stepped(msgspec.Struct, frozen=True, tag=True):
-    """From a worker: a step is done."""
+    """From a worker of ``rank``: a step is done."""
 
     epoch: int
+    rank: int
     step: int
     loss: float
     grad_norm: float
@@ -72,4 +73,4 @@ class Over(msgspec.Struct, frozen=True, tag=True):
 
 
 Order = Begin | Leave | Stop
-Word = Born | Settled | Stepped | Over
+Word = Born | Settled | Over

@@ -26,8 +26,9 @@ _PDEATHSIG = 1
 #: Seconds between looks at whether the launcher is there.
 _LOOK_S = 0.5
 
-#: What a worker does: as ordered, from the slots that there are, with new ones, and saying so.
-Worker = Callable[[Begin, Sequence[int], Sequence[int], Connection], None]
+#: What a worker does: as ordered, from the slots that there are, with new ones, saying so to its host, and to the
+#: launcher itself which steps are done.
+Worker = Callable[[Begin, Sequence[int], Sequence[int], Connection, Connection], None]
 
 
 def follow(parent: int, number: int) -> None:
@@ -38,15 +39,15 @@ def follow(parent: int, number: int) -> None:
         os.kill(os.getpid(), number)
 
 
-def live(orders: Connection, launcher: int, train: Worker, inherited: Sequence[Connection]) -> None:
+def live(orders: Connection, done: Connection, launcher: int, train: Worker, inherited: Sequence[Connection]) -> None:
     """The whole life of a host; never returns. `inherited` are the launcher's ends of pipes; `train` is what a worker
-    does."""
+    does, which says the steps that are done in `done`."""
     for number in ASKING:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKING)
     for one in inherited:
         one.close()
-    one = _Host(orders, launcher, train)
+    one = _Host(orders, done, launcher, train)
     try:
         one.run()
     except OSError:  # the launcher ended while it was spoken to
@@ -55,8 +56,8 @@ def live(orders: Connection, launcher: int, train: Worker, inherited: Sequence[C
 
 
 class _Host:
-    def __init__(self, orders: Connection, launcher: int, train: Worker):
-        self.orders, self.launcher, self.train = orders, launcher, train
+    def __init__(self, orders: Connection, done: Connection, launcher: int, train: Worker):
+        self.orders, self.done, self.launcher, self.train = orders, done, launcher, train
         self.slots: dict[int, list[int]] = {}
         self.worker: Any = None
         self.words: Connection | None = None
@@ -100,7 +101,7 @@ class _Host:
         fds = [os.memfd_create(f"meshwright-{order.epoch}-{i}") for i in range(SLOTS)]
         self.slots[order.epoch] = fds
         self.words, theirs = multiprocessing.Pipe(duplex=False)
-        words = (order, before, fds, theirs, (self.words, self.orders), os.getpid(), self.train)
+        words = (order, before, fds, theirs, self.done, (self.words, self.orders), os.getpid(), self.train)
         self.worker = multiprocessing.get_context("fork").Process(target=_work, args=words)
         self.worker.start()
         theirs.close()
@@ -135,9 +136,6 @@ class _Host:
         if self.worker is not None:
             self.worker.kill()
             self.worker.join()
-            with contextlib.suppress(EOFError, OSError):
-                while self.words.poll():  # steps that it had done
-                    self.orders.send_bytes(self.words.recv_bytes())
             self.words.close()
             self.worker = None
 
@@ -157,6 +155,7 @@ def _work(
     before: Sequence[int],
     fds: Sequence[int],
     words: Connection,
+    done: Connection,
     inherited: Sequence[Connection],
     host: int,
     train: Worker,
@@ -165,5 +164,5 @@ def _work(
     follow(host, signal.SIGKILL)
     for one in inherited:
         one.close()
-    train(order, before, fds, words)
+    train(order, before, fds, words, done)
     end_process(0)

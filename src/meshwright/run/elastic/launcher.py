@@ -38,6 +38,8 @@ from meshwright.world.trace import WorldEvent
 MOST_DEATHS = 100
 #: A host that is back joins within this part of a round from its beginning: what was done of it is done again.
 SOON = 10
+#: A worker whose host has died ends within this.
+WORKER_ENDS_S = 2.0
 
 
 class Formed(msgspec.Struct, frozen=True):
@@ -78,11 +80,13 @@ class ElasticRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Host(NamedTuple):
-    """A host as the launcher knows it."""
+    """A host as the launcher knows it: its process, the orders it takes and the words it says, and the steps that its
+    workers have done, which they say past it, so that a host that is killed takes none of them along."""
 
     number: int
     process: Any
     orders: Connection
+    done: Connection
 
 
 def run(
@@ -172,8 +176,9 @@ class _Driver:
 
     def _start(self) -> None:
         ours, theirs = self.context.Pipe()
-        inherited = [ours, *(one.orders for one in self.hosts)]
-        words = (theirs, os.getpid(), self.train, inherited)
+        done, says_done = self.context.Pipe(duplex=False)  # a pipe: one write of a few bytes is whole or not there
+        inherited = [ours, done, *(one for host in self.hosts for one in (host.orders, host.done))]
+        words = (theirs, says_done, os.getpid(), self.train, inherited)
         process = self.context.Process(target=host.live, args=words, name=f"host {self.started}")
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, launch.ASKING)
         try:
@@ -181,7 +186,8 @@ class _Driver:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         theirs.close()
-        self.hosts.append(_Host(self.started, process, ours))
+        says_done.close()
+        self.hosts.append(_Host(self.started, process, ours, done))
         self.started += 1
 
     def _form(self, ranks: int) -> None:
@@ -216,6 +222,7 @@ class _Driver:
                 one.process.kill()
                 one.process.join()
             one.orders.close()
+            one.done.close()
 
     def _asked(self, number: int, frame: Any) -> None:
         """SIGINT or SIGTERM: end in order; the second time, at once."""
@@ -235,7 +242,8 @@ class _Driver:
                     self._order(one, Stop())
             due = self._due()
             timeout = 0.5 if due is None else min(0.5, max(0.0, due - self.now()))
-            ready = wait([*(h.orders for h in self.hosts), *(h.process.sentinel for h in self.hosts)], timeout)
+            ready = wait([way for h in self.hosts for way in (h.orders, h.done, h.process.sentinel)], timeout)
+            self._hear_steps()
             for one in list(self.hosts):
                 if one.orders in ready or one.process.sentinel in ready:
                     event = self._of(one)
@@ -275,7 +283,9 @@ class _Driver:
         """Take up what a host says, or that it has died."""
         try:
             while one.orders.poll():
-                event = self._hear(one, msgspec.json.decode(one.orders.recv_bytes(), type=Word))
+                said = one.orders.recv_bytes()
+                self._hear_steps()  # those that were done before this was said
+                event = self._hear(one, msgspec.json.decode(said, type=Word))
                 if event is not None:
                     return event
         except (EOFError, OSError):
@@ -283,18 +293,26 @@ class _Driver:
         if one.process.exitcode is None:
             return None
         rank = self.hosts.index(one)
+        self._hear_steps(one)  # to the end of its worker, which it takes along
         self.hosts.remove(one)
         one.orders.close()
+        one.done.close()
         if rank >= self.size:
             return None  # it had no rank
         return self._lost(f"host {one.number}", node=True)
 
+    def _hear_steps(self, ended: _Host | None = None) -> None:
+        """Take up the steps that workers have done; to the end, those of a host that has died."""
+        for one in self.hosts:
+            with contextlib.suppress(EOFError, OSError):
+                while one.done.poll(WORKER_ENDS_S if one is ended else 0.0):
+                    word = msgspec.json.decode(one.done.recv_bytes(), type=Stepped)
+                    self.barren, self.raised = 0, ""
+                    self.first_step_at = self.now() if self.first_step_at is None else self.first_step_at
+                    if word.step not in self.steps or not word.rank:  # of replicas that differ the first one's counts
+                        self.steps[word.step] = word
+
     def _hear(self, one: _Host, word: Word) -> Event | None:
-        if isinstance(word, Stepped):
-            self.barren, self.raised = 0, ""
-            self.first_step_at = self.now() if self.first_step_at is None else self.first_step_at
-            if word.step not in self.steps or one is self.hosts[0]:  # of replicas that differ the first one's counts
-                self.steps[word.step] = word
         if word.epoch != self.epoch or not self.size:
             return None
         rank = self.hosts.index(one)

@@ -37,16 +37,16 @@ PATIENCE_S = 5.0
 TIMEOUT_S = 120.0
 
 
-def of_job(job: Job) -> Callable[[Begin, Sequence[int], Sequence[int], Connection], None]:
+def of_job(job: Job) -> Callable[[Begin, Sequence[int], Sequence[int], Connection, Connection], None]:
     """Return the work of the workers of a job."""
 
-    def work(order: Begin, before: Sequence[int], fds: Sequence[int], words: Connection) -> None:
+    def work(order: Begin, before: Sequence[int], fds: Sequence[int], words: Connection, done: Connection) -> None:
         signal.signal(signal.SIGTERM, launch.stop)
         keep_memory()
         own_cores(order.rank, order.size)
         say = _Speaker(words)
         try:
-            _train(job, order, before, fds, say)
+            _train(job, order, before, fds, say, _Speaker(done))
         except BaseException as error:
             report = launch.report_of(error)
             if report.consequence:
@@ -58,7 +58,7 @@ def of_job(job: Job) -> Callable[[Begin, Sequence[int], Sequence[int], Connectio
 
 
 class _Speaker:
-    """The way to the launcher; one that is gone hears nothing."""
+    """A way to the launcher, by the host or past it; one that is gone hears nothing."""
 
     def __init__(self, words: Connection):
         self.words, self.lock = words, threading.Lock()
@@ -68,7 +68,9 @@ class _Speaker:
             self.words.send_bytes(msgspec.json.encode(word))
 
 
-def _train(job: Job, order: Begin, before: Sequence[int], fds: Sequence[int], say: _Speaker) -> None:
+def _train(
+    job: Job, order: Begin, before: Sequence[int], fds: Sequence[int], say: _Speaker, say_done: _Speaker
+) -> None:
     plan = parse(order.plan).on(order.size)
     world = World(order.rank, order.size, order.rank, order.size, socket.gethostname(), torch.device("cpu"))
     launch.open_group(world, TIMEOUT_S, init_method=f"file://{order.store}")
@@ -106,7 +108,7 @@ def _train(job: Job, order: Begin, before: Sequence[int], fds: Sequence[int], sa
     def stepped(step: int, result: StepResult, seconds: float) -> None:
         if trainer.round_ended:  # within a round replicas differ, and what one held is not what all go on from
             memory.keep(step)
-        say(Stepped(order.epoch, step, result.loss, result.grad_norm, seconds))
+        say_done(Stepped(order.epoch, order.rank, step, result.loss, result.grad_norm, seconds))
 
     run = RankRun(job, trainer, *divided(job, corpus))
     run.after_step.append(stepped)
