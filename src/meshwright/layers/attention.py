@@ -11,7 +11,8 @@ from __future__ import annotations
 import msgspec
 
 from meshwright.layers.kind import Cache, Flops, Held, Kind, Tokens
-from meshwright.layers.pieces import Context, Piece, RingMoves, enter, entering, linear, regather
+from meshwright.layers.pieces import Context, Piece, RingMoves, entering, linear, regather
+from meshwright.layers.placed import HEADS, QUERIES, TOKENS, crossing, enter, moved
 from meshwright.layers.scores import ringed_scores, stored_scores
 from meshwright.spec.items import TIME, Item, along, num_tokens
 from meshwright.spec.layers import Attention as Spec
@@ -195,7 +196,10 @@ def _exchanged_core(c: Context, spec: Spec, heads: int) -> list[Piece]:
         width = kv * (spec.head_dim + spec.v_head_dim)
         back = c.tokens * heads * spec.v_head_dim * e
         forth = c.tokens * (heads * spec.head_dim + width) * e
-        into, out = [_swap(c, "heads to sequence", forth)], [_swap(c, "sequence to heads", back)]
+        # the sequence is shared in front of attention and behind it, and heads inside
+        swapped = crossing(TOKENS, HEADS.inputs[0], HEADS.out)
+        into = moved("heads to sequence", "cp", swapped, forth, c.cp_inner)
+        out = moved("sequence to heads", "cp", crossing(HEADS.out, TOKENS), back, c.cp_inner)
         heads, kv = heads // swap, max(1, kv // swap)
         width = kv * (spec.head_dim + spec.v_head_dim)
     kv_bytes = c.tokens * swap * width * e
@@ -208,9 +212,8 @@ def _exchanged_core(c: Context, spec: Spec, heads: int) -> list[Piece]:
         return [piece, *_core(c, spec, heads, kv, outer=outer, ring=1, kv_bytes=kv_bytes, share=seen)]
     if c.plan.sequence.algorithm == "allgather" and outer > 1:
         ring = 1
-        gathered = Collective(op="all_gather", num_bytes=kv_bytes * outer, group=c.cp_outer)
-        scattered = Collective(op="reduce_scatter", num_bytes=kv_bytes * outer, group=c.cp_outer)
-        into.append(Piece(name="kv gather", forward=gathered, backward=scattered, queue="cp"))
+        gathered = crossing(TOKENS, QUERIES.inputs[1], QUERIES.out)
+        into += moved("kv gather", "cp", gathered, kv_bytes * outer, c.cp_outer)
     return [*into, *_core(c, spec, heads, kv, outer=outer, ring=ring, kv_bytes=kv_bytes), *out]
 
 
@@ -223,11 +226,6 @@ def _kv_width(spec: Spec, kv: int) -> int:
     if spec.kv_lora_rank:
         return spec.kv_lora_rank + spec.rope_head_dim
     return kv * (spec.head_dim + spec.v_head_dim)
-
-
-def _swap(c: Context, name: str, size: float) -> Piece:
-    swapped = Collective(op="all_to_all", num_bytes=size, group=c.cp_inner)
-    return Piece(name=name, forward=swapped, backward=swapped, queue="cp")
 
 
 def _core(

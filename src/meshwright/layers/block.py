@@ -12,7 +12,8 @@ from meshwright.layers.attention import cross_pieces
 from meshwright.layers.kind import Cache, Flops, Held, Kind, Tokens
 from meshwright.layers.mlp import dense
 from meshwright.layers.moe import around
-from meshwright.layers.pieces import Context, Piece, leave, norm, residual
+from meshwright.layers.pieces import Context, Piece, norm, residual
+from meshwright.layers.placed import leave
 from meshwright.spec.layers import Block, Dense, Moe
 from meshwright.spec.workload import Train
 from meshwright.work import Collective

@@ -6,8 +6,9 @@ import msgspec
 
 from meshwright.layers.kind import Flops, Held, Kind, Tokens
 from meshwright.layers.pieces import Context, Piece, linear, norm
+from meshwright.layers.placed import LOOKED_UP, crossing, home, moved
 from meshwright.spec.ends import Bridge, Embedding, Patches
-from meshwright.work import Collective, Elementwise
+from meshwright.work import Elementwise
 
 
 def pieces(c: Context, spec: Embedding) -> list[Piece]:
@@ -23,11 +24,8 @@ def pieces(c: Context, spec: Embedding) -> list[Piece]:
             saved=c.shard_tokens * c.hidden if c.train.dropout else 0.0,
         )
     ]
-    if c.tp > 1:
-        ops = ("reduce_scatter", "all_gather") if c.sp else ("all_reduce", None)
-        forward, backward = (Collective(op=op, num_bytes=size, group=c.tp_group) if op else None for op in ops)
-        found.append(Piece(name="embedding sum", forward=forward, backward=backward, queue="tp"))
-    return [*found, *([norm(c, "embedding norm")] if spec.norm_vectors else [])]
+    summed = moved("embedding sum", "tp", crossing(LOOKED_UP.out, home(c)), size, c.tp_group)
+    return [*found, *summed, *([norm(c, "embedding norm")] if spec.norm_vectors else [])]
 
 
 def params(spec: Embedding, c: Context) -> Held:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from meshwright.layers.kind import Flops, Held, Kind, Tokens
-from meshwright.layers.pieces import Context, Piece, enter, entering, linear, norm, regather
+from meshwright.layers.pieces import Context, Piece, entering, linear, norm, regather
+from meshwright.layers.placed import REPLICATE, SCORED, crossing, enter, moved
 from meshwright.spec.ends import Contrastive, Features, Head
 from meshwright.work import Collective, Elementwise, Gemm
 
@@ -75,9 +76,8 @@ def logits(c: Context, spec: Head) -> list[Piece]:
     width = -(-spec.rows // c.tp)
     pieces = [norm(c, "final norm"), *linear(_wide(c), "head", width, c.hidden)]
     scores = float(c.tokens) * spec.rows
-    if c.tp > 1:
-        gathered = Collective(op="all_gather", num_bytes=scores * c.element, group=c.tp_group)
-        pieces.append(Piece(name="scores gather", forward=gathered, queue="tp"))
+    gathered = crossing(SCORED.out, REPLICATE)._replace(backward="")
+    pieces += moved("scores gather", "tp", gathered, scores * c.element, c.tp_group)
     # cast to fp32; maximum; exponentials and their sum; draw
     sampling = Elementwise(num_bytes=scores * ((c.element + 4) + 4 + 8 + 4), kernels=4, fused=True)
     return [*pieces, Piece(name="sampling", forward=sampling)]

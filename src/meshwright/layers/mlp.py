@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from meshwright.layers.kind import Kind
-from meshwright.layers.pieces import Context, Piece, enter, entering, leave, linear, regather
+from meshwright.layers.pieces import Context, Piece, entering, linear, regather
+from meshwright.layers.placed import enter, leave
 from meshwright.spec.layers import Dense
 from meshwright.work import Elementwise
 

@@ -11,6 +11,7 @@ import msgspec
 from meshwright.layers.kind import Flops, Held, Kind, Tokens
 from meshwright.layers.mlp import activation, adapted, dense
 from meshwright.layers.pieces import Context, Piece, dequantised, linear
+from meshwright.layers.placed import COLUMNS, REPLICATE, ROWS_CUT, TOKENS, crossing, moved
 from meshwright.spec.layers import Moe
 from meshwright.spec.lora import EXPERT_TARGETS
 from meshwright.work import Collective, Elementwise, Gemm, GroupedGemm, Routed
@@ -68,11 +69,11 @@ def stretches(c: Context, spec: Moe) -> tuple[list[Piece], list[Piece], list[Pie
         ),
     ]
     second = [
-        *_dispatch(c, spec, "dispatch", routed, "all_gather"),
+        *_dispatch(c, spec, "dispatch", routed),
         *_grouped(c, "experts up", spec, rows, up_width, hidden, kept),
         activation("experts activation", inner, spec.gated),
         *_grouped(c, "experts down", spec, rows, hidden, ffn, inner),
-        *_dispatch(c, spec, "combine", routed, "reduce_scatter"),
+        *_dispatch(c, spec, "combine", routed),
     ]
     third = [
         Piece(
@@ -146,9 +147,8 @@ def _router(c: Context, spec: Moe, tokens: int) -> Piece:
     )
 
 
-def _dispatch(c: Context, spec: Moe, name: str, routed: float, split: str) -> list[Piece]:
-    """All-to-all over ep, and the gather or scatter over etp that splits each expert."""
-    back = "reduce_scatter" if split == "all_gather" else "all_gather"
+def _dispatch(c: Context, spec: Moe, name: str, routed: float) -> list[Piece]:
+    """All-to-all over ep, and what splits each expert over etp."""
 
     def swap(phase: str) -> Collective:
         width = spec.width(c.hidden)
@@ -162,22 +162,13 @@ def _dispatch(c: Context, spec: Moe, name: str, routed: float, split: str) -> li
         # gradients go the other way
         there, returned = swap(name), swap("combine" if name == "dispatch" else "dispatch")
         pieces.append(Piece(name=f"{name} all-to-all", forward=there, backward=returned, queue="ep"))
-    if _alike(c):
-        total = Collective(op="all_reduce", num_bytes=routed, group=c.etp_group)
-        first = name == "dispatch"
-        ways = {"backward": total} if first else {"forward": total}
-        over = Piece(name=f"{name} etp", queue="tp", **ways)
-        pieces.insert(0 if first else len(pieces), over)
-    elif c.plan.etp > 1:
-        size = routed * c.plan.etp
-        over = Piece(
-            name=f"{name} etp",
-            forward=Collective(op=split, num_bytes=size, group=c.etp_group),
-            backward=Collective(op=back, num_bytes=size, group=c.etp_group),
-            queue="tp",
-        )
-        pieces.insert(len(pieces) if name == "dispatch" else 0, over)
-    return pieces
+    # ranks of a group send tokens of their own, each, or the same ones alike
+    first, alike = name == "dispatch", _alike(c)
+    lie = REPLICATE if alike else TOKENS
+    crossed = crossing(lie, COLUMNS.inputs[0], COLUMNS.out) if first else crossing(ROWS_CUT.out, lie)
+    over = moved(f"{name} etp", "tp", crossed, routed * (1 if alike else c.plan.etp), c.etp_group)
+    # tokens that all have are copied before they are sent, and summed when they are back
+    return [*over, *pieces] if first == alike else [*pieces, *over]
 
 
 def _in_two_levels(c: Context, spec: Moe, name: str, routed: float) -> list[Piece]:

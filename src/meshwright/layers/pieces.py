@@ -381,31 +381,6 @@ def _adapter(c: Context, name: str, m: int, n: int, k: int, *, input_kept: bool)
     return [*dropped, first, factor("up", n, rank, m * rank * e)]
 
 
-def enter(c: Context, name: str) -> list[Piece]:
-    """Into a tensor-parallel region: gather the sequence (SP), or nothing forward and an all-reduce backward."""
-    if c.tp == 1:
-        return []
-    if c.sp:
-        gather, scatter = _across(c, "all_gather"), _across(c, "reduce_scatter")
-        return [Piece(name=f"{name} gather", forward=gather, backward=scatter, queue="tp", joins=True)]
-    return [Piece(name=f"{name} all-reduce", backward=_across(c, "all_reduce"), queue="tp", joins=True)]
-
-
-def leave(c: Context, name: str) -> list[Piece]:
-    """Out of a tensor-parallel region: reduce-scatter along the sequence (SP) or all-reduce."""
-    if c.tp == 1:
-        return []
-    if c.sp:
-        gather, scatter = _across(c, "all_gather"), _across(c, "reduce_scatter")
-        return [Piece(name=f"{name} scatter", forward=scatter, backward=gather, queue="tp", joins=True)]
-    return [Piece(name=f"{name} all-reduce", forward=_across(c, "all_reduce"), queue="tp", joins=True)]
-
-
-def _across(c: Context, op: str) -> Collective:
-    """A collective of a microbatch's hidden states over the tensor-parallel group."""
-    return Collective(op=op, num_bytes=c.tokens * c.hidden * c.element, group=c.tp_group)
-
-
 def regather(c: Context) -> Collective | None:
     """Return the all-gather of an entering GEMM's input for its weight gradient; None unless it is saved sharded, as
     under sequence parallelism where the plan does not keep it gathered."""

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from meshwright.layers.kind import Cache, Flops, Held, Kind, Tokens
-from meshwright.layers.pieces import Context, Piece, enter, entering, linear, regather
+from meshwright.layers.pieces import Context, Piece, entering, linear, regather
+from meshwright.layers.placed import enter
 from meshwright.spec.mixers import GatedDelta, Mamba, Mamba2
 from meshwright.spec.workload import Train
 from meshwright.work import Collective, Convolution, Elementwise, Gemm, Scan

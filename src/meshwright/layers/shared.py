@@ -12,7 +12,8 @@ from meshwright.layers.attention import pieces as attention_pieces
 from meshwright.layers.attention import state as attention_state
 from meshwright.layers.kind import Cache, Flops, Held, Kind, Tokens
 from meshwright.layers.mlp import dense
-from meshwright.layers.pieces import Context, Piece, leave, linear, norm
+from meshwright.layers.pieces import Context, Piece, linear, norm
+from meshwright.layers.placed import leave
 from meshwright.spec.mixers import SharedTransformer
 from meshwright.spec.workload import Train
 from meshwright.work import Elementwise

@@ -16,7 +16,8 @@ import msgspec
 
 from meshwright import layers
 from meshwright.layers.mlp import dense
-from meshwright.layers.pieces import Context, Piece, leave
+from meshwright.layers.pieces import Context, Piece
+from meshwright.layers.placed import leave
 from meshwright.layers.routed import leaving, served_load
 from meshwright.plan import Plan
 from meshwright.spec.layers import Moe
