@@ -7,7 +7,7 @@ python examples/4_layouts.py "S0 P" "R S1"   # between two placements on a mesh 
 import sys
 from itertools import permutations
 
-from meshwright.plan.algebra import AxisMesh, prove, transfers
+from meshwright.layers.algebra import AxisMesh, prove, transfers
 
 
 def show(mesh: AxisMesh, source: str, target: str, shape: tuple[int, ...]) -> None:

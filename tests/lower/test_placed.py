@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from meshwright.layers.algebra import PARTIAL, REPLICATE, AxisMesh, assemble, carry_out, distribute, transfers
 from meshwright.layers.placed import (
     COLUMNS,
     HEADS,
@@ -15,8 +16,7 @@ from meshwright.layers.placed import (
     crossing,
     split,
 )
-from meshwright.plan.algebra import PARTIAL, REPLICATE, AxisMesh, assemble, carry_out, distribute, transfers
-from meshwright.plan.tensors import SIGNATURES, dual, wanted
+from meshwright.layers.signatures import SIGNATURES, dual, wanted
 
 MESH = AxisMesh.of(axis=2)
 

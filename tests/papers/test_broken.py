@@ -6,6 +6,7 @@ import pytest
 
 from meshwright import catalog
 from meshwright.cost import load_framework
+from meshwright.layers import algebra
 from meshwright.papers import checking, evaluate, figures, outcome, ranks
 from meshwright.papers.checks import (
     bandwidth,
@@ -22,7 +23,6 @@ from meshwright.papers.checks import (
 from meshwright.papers.outcome import SHOWN
 from meshwright.papers.record import paper
 from meshwright.papers.state import PARTLY, REPRODUCED, USABLE, of
-from meshwright.plan import algebra
 from meshwright.schedules import build
 from meshwright.spec.model import load
 from meshwright.sync import ballots

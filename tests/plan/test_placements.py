@@ -9,9 +9,10 @@ from meshwright.answer.completion import complete
 from meshwright.cli import main
 from meshwright.cost import standard
 from meshwright.errors import MeshwrightError
+from meshwright.layers.algebra import words
+from meshwright.layers.signatures import SIGNATURES, dual, wanted
 from meshwright.plan import placements
-from meshwright.plan.algebra import words
-from meshwright.plan.tensors import SIGNATURES, dual, network, wanted
+from meshwright.plan.tensors import network
 from meshwright.spec.cluster import load as load_cluster
 from meshwright.spec.dimensions import transformer
 from meshwright.spec.model import load as load_model

@@ -15,21 +15,12 @@ from math import prod
 import msgspec
 
 from meshwright.cost import Costs
+from meshwright.layers.algebra import REPLICATE, AxisMesh, Placement, transfers
+from meshwright.layers.signatures import SIGNATURES, dual, wanted
 from meshwright.lower.place import Mesh
 from meshwright.plan import Layout, Plan
-from meshwright.plan.algebra import REPLICATE, AxisMesh, Placement, transfers
 from meshwright.plan.placements import Annotations
-from meshwright.plan.tensors import (
-    SIGNATURES,
-    PlacedProgram,
-    PlacedStep,
-    TensorNetwork,
-    TensorOperator,
-    backward,
-    dual,
-    forward,
-    wanted,
-)
+from meshwright.plan.tensors import PlacedProgram, PlacedStep, TensorNetwork, TensorOperator, backward, forward
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.workload import DTYPE_BYTES, Train
 from meshwright.work import AttentionCore, Collective, Elementwise, Gemm, Work

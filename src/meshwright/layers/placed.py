@@ -1,10 +1,10 @@
 """Collectives of a layer, derived from placements: an operator reads a tensor otherwise than it was made.
 
-Along one axis of a mesh a tensor is sharded on a dim, replicated, or a term of a sum (``plan/algebra.py``). An
-operator's signature (``plan/tensors.py``) says how its inputs must lie for every rank to do its part alone, and how its
-result then lies. Where a tensor lies otherwise, the difference is a collective, and its gradient is moved by the same
-rule the other way. So nobody writes down that a product split by columns sums its input's gradient: its signature says
-so (Xu et al., 2021, GSPMD, arXiv 2105.04663; Yuan et al., 2021, OneFlow, arXiv 2110.15032).
+Along one axis of a mesh a tensor is sharded on a dim, replicated, or a term of a sum (``layers/algebra.py``). The
+signature of an operator (``layers/signatures.py``) says how its inputs must lie for every rank to do its part alone,
+and how its result then lies. Where a tensor lies otherwise, the difference is a collective, and its gradient is moved
+by the same rule the other way. So nobody writes down that a product split by columns sums its input's gradient: its
+signature says so (Xu et al., 2021, GSPMD, arXiv 2105.04663; Yuan et al., 2021, OneFlow, arXiv 2110.15032).
 
     >>> crossing(TOKENS, REPLICATE, COLUMNS.out)  # into a product split by columns, from a sharded sequence
     CollectivePair(forward='all_gather', backward='reduce_scatter')
@@ -17,9 +17,9 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
+from meshwright.layers.algebra import REPLICATE, AxisMesh, transfers
 from meshwright.layers.pieces import Context, Piece
-from meshwright.plan.algebra import REPLICATE, AxisMesh, transfers
-from meshwright.plan.tensors import SIGNATURES, dual, wanted
+from meshwright.layers.signatures import SIGNATURES, dual, wanted
 from meshwright.work import Collective, Group
 
 #: Dims of activations: sequences, tokens of each, width.

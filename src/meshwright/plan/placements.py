@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
-from meshwright.plan.algebra import PARTIAL, REPLICATE, AxisMesh
+from meshwright.layers.algebra import PARTIAL, REPLICATE, AxisMesh
 from meshwright.plan.tensors import PlacedTensor, TensorNetwork
 
 _TAG = re.compile(r"S\(?(\d+)\)?|[BRP]", re.IGNORECASE)

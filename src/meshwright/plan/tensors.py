@@ -9,31 +9,16 @@ program once for whoever prices it and once for whoever carries it out. Xu et al
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import msgspec
 
 from meshwright.errors import MeshwrightError
-from meshwright.plan.algebra import PARTIAL, REPLICATE, AxisMesh, Placement
+from meshwright.layers.algebra import AxisMesh, Placement
+from meshwright.layers.signatures import dual, wanted
 from meshwright.spec.layers import Attention, Block, Dense
 from meshwright.spec.model import Model
-
-R, P = REPLICATE, PARTIAL
-#: Signatures of each kind of operator on one axis: a placement for every input, then the result's. Dims of activations
-#: are sequences, tokens of one, width; of matrices input and output, of tables rows and width.
-SIGNATURES: Mapping[str, tuple[tuple[int, ...], ...]] = {
-    "lookup": ((R, 0), (R, 1), (1, 2), (0, P), (R, R)),
-    "norm": ((0, R, 0), (1, R, 1), (R, R, R)),
-    "product": ((0, R, 0), (1, R, 1), (R, 1, 2), (2, 0, P), (P, R, P), (R, R, R)),
-    "scores": ((0, R, 0), (1, R, 1), (R, 0, 2), (2, 1, P), (P, R, P), (R, R, R)),
-    "attention": ((0, 0, 0, 0), (2, 2, 2, 2), (1, R, R, 1), (R, R, R, R)),
-    "sum": ((0, 0, 0), (1, 1, 1), (2, 2, 2), (P, P, P), (R, R, R)),
-    "activation": ((0, 0), (1, 1), (2, 2), (R, R)),
-    "gated activation": ((0, 0, 0), (1, 1, 1), (2, 2, 2), (R, P, P), (R, R, R)),
-    "loss": ((0, P), (1, P), (R, R)),
-    "relay": tuple((p, p) for p in (0, 1, 2, R, P)),
-}
 
 
 class PlacedTensor(msgspec.Struct, frozen=True):
@@ -183,19 +168,6 @@ def _unlike(model: Model) -> list[str]:
     ends = (getattr(model.embedding, "positions", 1), getattr(model.head, "bias", True))
     said["another embedding or head"] = any(ends) or getattr(model.head, "norm_vectors", 0) != 1
     return [what for what, here in said.items() if here]
-
-
-def dual(place: Placement, out: Placement) -> Placement:
-    """Where an operator leaves the gradient of an input that lay at `place`, its result lying at `out`: a shard's with
-    the shard; of a copy every rank has its part's term, or the whole where all computed the same; of a term the
-    whole."""
-    return tuple(p if p >= 0 else R if p == P or z == R else P for p, z in zip(place, out))
-
-
-def wanted(home: Placement) -> Placement:
-    """Where the gradient of a tensor is wanted that lies at `home`: with its shards, whole where there are copies, and
-    where there are terms of a sum, whole as well."""
-    return tuple(p if p >= 0 else R for p in home)
 
 
 class Handler(Protocol):

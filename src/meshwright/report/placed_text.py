@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from meshwright.plan.algebra import PARTIAL, Placement
+from meshwright.layers.algebra import PARTIAL, Placement
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -17,9 +17,11 @@ import torch.distributed as dist
 from torch.nn import functional as F
 
 from meshwright.errors import MeshwrightError
-from meshwright.plan import algebra, parse
-from meshwright.plan.algebra import Placement
-from meshwright.plan.tensors import PlacedProgram, PlacedStep, backward, dual, forward, wanted
+from meshwright.layers import algebra
+from meshwright.layers.algebra import Placement
+from meshwright.layers.signatures import dual, wanted
+from meshwright.plan import parse
+from meshwright.plan.tensors import PlacedProgram, PlacedStep, backward, forward
 from meshwright.run import launch, placements
 from meshwright.run.activation import ACTIVATIONS
 from meshwright.run.data import Batch

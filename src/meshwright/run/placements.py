@@ -1,4 +1,4 @@
-"""The collectives between two placements, carried out by real processes: every rank against what ``plan/algebra.py``
+"""The collectives between two placements, carried out by real processes: every rank against what ``layers/algebra.py``
 simulates for it."""
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from meshwright.plan import algebra
-from meshwright.plan.algebra import PARTIAL, REPLICATE, AxisMesh, Placement, Transfer
+from meshwright.layers import algebra
+from meshwright.layers.algebra import PARTIAL, REPLICATE, AxisMesh, Placement, Transfer
 from meshwright.run import launch
 from meshwright.run.world import World
 

@@ -9,9 +9,7 @@ import numpy as np
 from meshwright import catalog
 from meshwright.answer.completion import complete
 from meshwright.cost import standard
-from meshwright.papers.outcome import WITHIN, Check, Fact, Figure, Outcome, at_most, by_processes, equal
-from meshwright.papers.ranks import attention
-from meshwright.plan.algebra import (
+from meshwright.layers.algebra import (
     PARTIAL,
     REPLICATE,
     SIGNATURES,
@@ -22,6 +20,8 @@ from meshwright.plan.algebra import (
     prove,
     transfers,
 )
+from meshwright.papers.outcome import WITHIN, Check, Fact, Figure, Outcome, at_most, by_processes, equal
+from meshwright.papers.ranks import attention
 from meshwright.plan.placements import read
 from meshwright.plan.tensors import PlacedProgram, network
 from meshwright.spec.cluster import load as load_cluster

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meshwright.layers.algebra import AxisMesh, prove, transfers
 from meshwright.papers import ranks, trained
 from meshwright.papers.outcome import AT_MOST, WITHIN, Check, Fact, Figure, Outcome, at_most, below, equal
-from meshwright.plan.algebra import AxisMesh, prove, transfers
 
 #: Heads, tokens, head dim and ranks of the tensors that everything here is proven on.
 HEADS, TOKENS, DIM, RANKS = 8, 96, 16, 4
@@ -237,7 +237,7 @@ def dsp() -> Outcome:
 
 def _attends_locally(mesh: AxisMesh) -> bool:
     """Attention over space with time cut, then over time with space cut, equals both on one device."""
-    from meshwright.plan.algebra import assemble, carry_out, distribute
+    from meshwright.layers.algebra import assemble, carry_out, distribute
 
     x = np.random.default_rng(2).standard_normal((12, 16, 8))
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.errors import MeshwrightError
-from meshwright.plan.algebra import (
+from meshwright.layers.algebra import (
     PARTIAL,
     REPLICATE,
     AxisMesh,
