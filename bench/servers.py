@@ -2,9 +2,11 @@
 
 Each server gets a small model with random weights, is probed for some minutes, and then predicted and measured under
 two traffics that its probes never sent: requests at random times, and a trace whose prompts begin alike. Both come at
-half of the rate that the profile says the server can do, which is fixed before either is measured.
+half of the rate that the profile says the server can do, which is fixed before either is measured. They come in rounds,
+one of each in turn, drawn anew each time, as the pace of a machine changes from minute to minute: the round whose error
+is the median stands for a figure, and the errors of all are shown.
 
-Run: python -m bench.servers all --python PYTHON [--seconds 120] [--requests 60] [--out FILE.txt]
+Run: python -m bench.servers all --python PYTHON [--seconds 120] [--requests 60] [--rounds 3] [--out FILE.txt]
      python -m bench.servers transformers --python PYTHON
      python -m bench.servers llama-cpp --python PYTHON
      python -m bench.servers meshwright
@@ -12,7 +14,7 @@ Run: python -m bench.servers all --python PYTHON [--seconds 120] [--requests 60]
      python -m bench.servers --url http://127.0.0.1:8000 --model NAME
 
 ``all`` proves the three one after the other, goes on where one fails, and ends with every target. It wants a quiet
-machine of two cores for some twenty minutes, and says how much else ran.
+machine of two cores for some twenty-five minutes, and says how much else ran.
 
 PYTHON has the servers installed: transformers with fastapi, typer and uvicorn; llama-cpp-python[server] and gguf.
 """
@@ -30,9 +32,11 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from bench.tiny_models import SMALL, TINY, write_hugging_face
@@ -63,7 +67,7 @@ LONGEST, SHARED = 512, 256
 
 class Judged(NamedTuple):
     """A figure of a traffic: predicted and measured milliseconds, and the ``target`` that their relative error is to
-    keep. Of a mean the prediction has an ``interval``."""
+    keep. Of a mean the prediction has an ``interval``. ``rounds`` has the errors of all rounds."""
 
     server: str
     traffic: str
@@ -72,6 +76,7 @@ class Judged(NamedTuple):
     measured: float
     target: float
     interval: tuple[float, float] | None = None
+    rounds: tuple[float, ...] = ()
 
     @property
     def error(self) -> float:
@@ -92,7 +97,16 @@ class Judged(NamedTuple):
             low, high = self.interval
             inside = "holds" if low <= self.measured <= high else "misses"
             said += f"; 80% interval {low:.1f} to {high:.1f} {inside} it"
+        if len(self.rounds) > 1:
+            said += "; rounds " + ", ".join(f"{error:+.1%}" for error in self.rounds)
         return said
+
+
+def median_round(rounds: list[Judged]) -> Judged:
+    """Return the round of the median error; of an even number of rounds, the larger error of the two in the middle."""
+    ordered = sorted(rounds, key=lambda one: one.error)
+    middle = {ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]}
+    return max(middle, key=lambda one: abs(one.error))._replace(rounds=tuple(one.error for one in rounds))
 
 
 class Launched(NamedTuple):
@@ -125,14 +139,14 @@ def launched(name: str, folder: Path, port: int, python: str, device: str) -> La
     return Launched([*words, "--port", str(port), "--name", "tiny"], "tiny")
 
 
-def traffics(profile: EngineProfile, requests: int, folder: Path) -> dict[str, Serve]:
-    """Return the two traffics, at half of what the profile says that the server can do."""
+def traffics(profile: EngineProfile, requests: int, folder: Path, turn: int) -> dict[str, Serve]:
+    """Return the two traffics of a round, at half of what the profile says that the server can do."""
     lengths = "prompt=32:0.4;128:0.4;384:0.2,output=12:0.5;32:0.5"
     assert profile.server is not None
     most = min(profile.server.max_batch, OPEN)
     flat = predict_server(profile, parse(f"concurrency={most},{lengths},requests={4 * most + 20}"))
     rate = LOAD * flat.metrics.throughput_req_per_s
-    rng, rows, at = np.random.default_rng(7), [], 0.0
+    rng, rows, at = np.random.default_rng(7 + turn), [], 0.0
     for number in range(requests):
         group, tail = int(rng.integers(0, 4)), int(rng.integers(16, 96))
         blocks = SHARED // 64
@@ -140,39 +154,45 @@ def traffics(profile: EngineProfile, requests: int, folder: Path) -> dict[str, S
         rows.append({"timestamp": round(at * 1e3, 3), "input_length": SHARED + tail,
                      "output_length": int(rng.integers(8, 33)), "hash_ids": ids})  # fmt: skip
         at += float(rng.exponential(1 / rate))
-    trace = folder / "shared.jsonl"
+    trace = folder / f"shared-{turn}.jsonl"
     trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    poisson = parse(f"rate={rate:.4g},{lengths},requests={requests},seed=11")
+    poisson = parse(f"rate={rate:.4g},{lengths},requests={requests},seed={11 + turn}")
     return {"poisson": poisson, "shared prefixes": parse(f"trace={trace.name},hash_block=64", base=folder)}
 
 
-async def proved(url: str, model: str, seconds: float, requests: int, folder: Path, server: str) -> list[Judged]:
+async def proved(url: str, model: str, asked: argparse.Namespace, folder: Path, server: str) -> list[Judged]:
     """Calibrate, predict and measure; returns every figure."""
     session = await opened(url, model=model)
     print(f"{session.dialect.model}: prompts are {session.prompts.how}; fields {', '.join(session.dialect.extras)}")
     clock, begun = asyncio.get_running_loop().time, os.getloadavg()[0]
-    prober = Prober(session, longest=LONGEST, budget_s=seconds, say=_note, clock=clock)
+    prober = Prober(session, longest=LONGEST, budget_s=asked.seconds, say=_note, clock=clock)
     fitted = list(await prober.make())
     fit = fit_server(fitted, model=session.dialect.model, url=url, name="bench", say=_note)
     print("\n".join(report(fit)))
     print(f"{begun:.1f} processes ran when the probes began; pace changed by {fit.profile.pace_sigma:.1%} (one sigma)")
-    found = []
-    for name, serve in traffics(fit.profile, requests, folder).items():
-        predicted = predict_server(fit.profile, serve).metrics
-        load = os.getloadavg()[0]
-        traffic, end = await replayed(session, serve, serve.drawn(), watch=lambda state: None)
-        seen = summed_up(serve, traffic, end)
-        pace = await _pace(prober, fitted)
-        for field in ("ttft_s", "tpot_s") if seen.metrics is not None else ():
-            for part, target in (("mean", MEAN), ("p90", P90)):
-                p, m = (getattr(getattr(side, field), part) * 1e3 for side in (predicted, seen.metrics))
-                interval = getattr(predicted, field).mean_interval if part == "mean" else None
-                within = interval and (interval[0] * 1e3, interval[1] * 1e3)
-                found.append(Judged(server, name, f"{field[:4].upper()} {part}", p, m, target, within))
-        hits = "" if seen.hit_rate is None else f", {seen.hit_rate:.0%} of prompts' tokens cached"
-        print(f"{name}: {seen.answered} of {seen.requests} answered, sent {seen.late_s[2] * 1e3:.1f} ms late (p99)"
-              f"{hits}, {len(seen.errors)} kinds of errors; {load:.1f} processes ran meanwhile; single requests took "
-              f"{pace:+.0%} against those of the probes")  # fmt: skip
+    rounds: dict[tuple[str, str], list[Judged]] = defaultdict(list)
+    for turn in range(asked.rounds):
+        # no cache of prefixes knows a prompt of the rounds before
+        prompts = msgspec.structs.replace(session.prompts, salt=session.prompts.salt + 1 + turn)
+        fresh = msgspec.structs.replace(session, prompts=prompts)
+        for name, serve in traffics(fit.profile, asked.requests, folder, turn).items():
+            predicted = predict_server(fit.profile, serve).metrics
+            load = os.getloadavg()[0]
+            traffic, end = await replayed(fresh, serve, serve.drawn(), watch=lambda state: None)
+            seen = summed_up(serve, traffic, end)
+            pace = await _pace(prober, fitted)
+            for field in ("ttft_s", "tpot_s") if seen.metrics is not None else ():
+                for part, target in (("mean", MEAN), ("p90", P90)):
+                    p, m = (getattr(getattr(side, field), part) * 1e3 for side in (predicted, seen.metrics))
+                    interval = getattr(predicted, field).mean_interval if part == "mean" else None
+                    within = interval and (interval[0] * 1e3, interval[1] * 1e3)
+                    figure = f"{field[:4].upper()} {part}"
+                    rounds[name, figure].append(Judged(server, name, figure, p, m, target, within))
+            hits = "" if seen.hit_rate is None else f", {seen.hit_rate:.0%} of prompts' tokens cached"
+            print(f"{name} {turn + 1}/{asked.rounds}: {seen.answered} of {seen.requests} answered, sent "
+                  f"{seen.late_s[2] * 1e3:.1f} ms late (p99){hits}, {len(seen.errors)} kinds of errors; {load:.1f} "
+                  f"processes ran meanwhile; single requests took {pace:+.0%} against those of the probes")  # fmt: skip
+    found = [median_round(some) for some in rounds.values()]
     clients = parse("concurrency=16,prompt=64,output=48,requests=48")
     traffic, end = await replayed(session, clients, clients.drawn(), watch=lambda state: None)
     seen = summed_up(clients, traffic, end).metrics
@@ -261,7 +281,7 @@ def prove(name: str, asked: argparse.Namespace) -> list[Judged]:
             python = sys.executable if name == "meshwright" else asked.python
             process, url, model = started(name, python, folder, asked.device)
         try:
-            work = proved(url, model, asked.seconds, asked.requests, folder, name or "server")
+            work = proved(url, model, asked, folder, name or "server")
             return asyncio.run(asyncio.wait_for(work, LIMIT_S))
         finally:
             if process is not None:
@@ -282,6 +302,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what a server's model is on")
     parser.add_argument("--seconds", type=float, default=120.0, help="how long probes of a server may take")
     parser.add_argument("--requests", type=int, default=60, help="requests of each traffic")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of both traffics")
     parser.add_argument("--out", type=Path, help="a file that the figures are written to as well")
     asked = parser.parse_args()
     if not (asked.name or asked.url):
