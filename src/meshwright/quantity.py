@@ -71,6 +71,12 @@ def seconds(value: float) -> str:
     return f"{value / 86_400:.1f} days"
 
 
+def latency(value: float) -> str:
+    """A wait as :func:`seconds` writes it, in seconds however long: ``1.23 ms``, ``4.560 s``, ``12,345.6 s``. Times of
+    requests stand beside each other and beside objectives, which are said in seconds."""
+    return seconds(value) if abs(value) < 600.0 else f"{value:,.1f} s"
+
+
 def gibibytes(num_bytes: float) -> str:
     return f"{num_bytes / 2**30:.1f} GiB"
 

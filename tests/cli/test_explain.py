@@ -229,6 +229,27 @@ def test_an_unknown_word_suggests_near_ones_and_exits_2(capsys):
     assert "did you mean bubble" in err
 
 
+@pytest.mark.parametrize(
+    ("word", "near"),
+    [
+        ("X999", "the nearest are X105 ("),
+        ("l012", "the nearest are L009 ("),
+        ("Q001", "codes are one of the letters A, B, C, D"),
+    ],
+)
+def test_a_code_that_does_not_exist_is_said_not_to_with_those_of_its_letter_that_are_nearest(word, near, capsys):
+    assert main(["explain", word]) == 2
+    err = capsys.readouterr().err
+    assert f"error[X001]: there is no error code {word.upper()}" in err
+    assert near in err and "known:" not in err
+
+
+def test_the_name_of_a_device_is_not_taken_for_a_code(capsys):
+    assert main(["explain", "H100"]) == 2
+    err = capsys.readouterr().err
+    assert "no explanation of 'H100'" in err and "devices" in err
+
+
 def test_targets_of_lora_are_named_where_they_are_explained():
     assert "+".join(LORA_TARGETS) in look_up("targets")["text"]
 

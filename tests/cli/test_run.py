@@ -349,6 +349,9 @@ def test_what_this_machine_has_no_memory_for_is_refused_before_it_begins_or_begu
     ((kind, message),) = errors(err)
     assert (code, out, kind) == (2, "", "L010")
     assert "a rank is predicted to hold " in message and " GiB (" in message and "--anyway" in err
+    code, _, err = said(capfd, "plan.toml", "--train", lora, "--data", "absent.bin")  # what is not there comes first
+    ((kind, message),) = errors(err)
+    assert (code, kind) == (2, "D001") and "No such file" in message and "absent.idx" in err
     short = ["plan.toml", "--data", "sample", "--steps", "1"]
     monkeypatch.setattr("meshwright.run.room.host_bytes", lambda: 2)
     code, _, err = said(capfd, *short)

@@ -11,6 +11,7 @@ import time
 
 import pytest
 from safetensors import safe_open
+from tokenizers import Tokenizer, models
 
 from meshwright.cli import main
 from meshwright.run import weights
@@ -150,3 +151,37 @@ def test_weights_within_a_round_of_local_steps_are_said_to_be_one_replicas(train
 def test_weights_without_their_configuration_are_said_to_lack_it(trained, capfd):
     assert main(["weights", "run1", "--to", "bare"]) == 0
     assert "no config.json" in capfd.readouterr().err
+
+
+def test_a_tokenizer_and_a_configuration_go_with_the_weights_from_the_folder_that_a_run_began_with(trained, capfd):
+    assert main(["weights", "run1", "--to", "base", "--model", "tiny"]) == 0
+    words = Tokenizer(models.BPE(vocab={"</s>": 0, "a": 1}, merges=[], unk_token="a"))
+    words.save(str(trained / "base" / "tokenizer.json"))
+    (trained / "base" / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    (trained / "base" / "chat_template.jinja").write_text("{{ messages }}")
+    (trained / "base" / "generation_config.json").write_text('{"temperature": 0.5}')
+    began = ["--plan", "dp2 zero1", "--weights", "base", "--out", "run2", "--json", "--steps"]
+    assert main(["run", *QUESTION, *began, "1"]) == 0
+    # goes on without --weights, as it must, and so with the tokenizer that its checkpoint names
+    assert main(["run", *QUESTION, *began[:2], *began[4:], "2", "--resume"]) == 0
+    capfd.readouterr()
+    assert main(["weights", "run2", "--to", "tuned", "--dtype", "bf16"]) == 0
+    out, err = capfd.readouterr()
+    assert "step-00000002" in err and "no config.json" not in err
+    beside = ["chat_template.jinja", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
+    for name in beside:
+        assert (trained / "tuned" / name).read_bytes() == (trained / "base" / name).read_bytes()
+        assert name in out
+    assert json.loads((trained / "tuned" / "config.json").read_text()) == CONFIG | {"dtype": "bfloat16"}
+    assert sorted(file.name for file in (trained / "tuned").iterdir()) == sorted(
+        [*beside, "config.json", "model.safetensors"]
+    )
+
+
+def test_a_configuration_of_another_model_is_not_taken(trained):
+    (trained / "run1" / "config.json").write_text(json.dumps(CONFIG | {"intermediate_size": 96}))
+    assert main(["weights", "run1", "--to", "bare"]) == 0
+    assert [file.name for file in (trained / "bare").iterdir()] == ["model.safetensors"]
+    (trained / "run1" / "config.json").write_text(json.dumps(CONFIG))
+    assert main(["weights", "run1", "--to", "found"]) == 0
+    assert json.loads((trained / "found" / "config.json").read_text()) == CONFIG | {"dtype": "float32"}

@@ -91,6 +91,13 @@ def test_toml_blocks_are_toml():
             tomllib.loads(text)
 
 
+def test_the_file_that_a_page_says_to_write_is_the_example_of_that_name():
+    page, name = ROOT / "docs" / "the-plan.md", "llama3-70b-on-64-h100.toml"
+    assert f"`{name}`" in page.read_text(encoding="utf-8")
+    (said,) = [text for text in blocks(page, "toml") if 'model = "llama3-70b"' in text]
+    assert tomllib.loads(said) == tomllib.loads((ROOT / "examples" / name).read_text(encoding="utf-8"))
+
+
 def test_pages_link_only_to_pages_that_exist():
     made = {"reference/terms.md", "reference/codes.md", "reference/devices.md", "reference/catalog.md"}
     for page in PAGES:

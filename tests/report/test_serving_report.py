@@ -10,11 +10,12 @@ import pytest
 import meshwright as mw
 from meshwright.answer.rates import rate_curve
 from meshwright.answer.serving import predict_serving
+from meshwright.answer.serving_answer import Summary
 from meshwright.cli import main
-from meshwright.quantity import seconds
+from meshwright.quantity import latency
 from meshwright.report import palette, serving_html, serving_plot
 from meshwright.report.line_plot import Scale, spanned
-from meshwright.report.serving_text import LATENCIES, room_made_by, verdict
+from meshwright.report.serving_text import LATENCIES, _row, room_made_by, verdict
 from meshwright.spec.serve import parse
 from tests.report.test_report_html import Page
 
@@ -55,7 +56,7 @@ def test_the_page_says_what_the_answer_says(page, answered):
     for piece in (*verdict(prediction), *LATENCIES.values(), prediction.plan.text(), "goodput"):
         assert piece in text, piece
     for one in prediction.objectives:
-        assert seconds(one.value_s) in text and f"{one.share:.1%}" in text
+        assert latency(one.value_s) in text and f"{one.share:.1%}" in text
     for point in curve:
         assert f"{point.metrics.goodput_req_per_s:.3g}" in text
     for assumption in prediction.assumptions:
@@ -105,7 +106,7 @@ def test_pools_apart_have_a_table_and_what_went_between_them():
         assert f"{pool.name} {pool.role} {pool.replicas} x {pool.devices}" in page
     assert f"{prediction.transfers.requests:,} caches of" in page
     for stage, value in prediction.transfers.stages_s.items():
-        assert f"{stage} {seconds(value)}" in page
+        assert f"{stage} {latency(value)}" in page
 
 
 def test_names_from_files_are_escaped(answered):
@@ -167,3 +168,9 @@ def test_a_replica_without_room_says_what_would_make_some(model, words, help):
     )
     assert not answer.fits and any(help in line for line in room_made_by(answer))
     assert "are for serving (memory=" in " ".join(verdict(answer))
+
+
+def test_times_of_requests_are_all_in_seconds_however_long_they_waited():
+    """A table has 5 s and 626 s, which can be compared, and not 5 s and 0.174 h."""
+    summary = Summary(mean=626.4, p50=5.0, p90=0.25, p99=172_800.0, mean_interval=(4e-5, 1234.5))
+    assert _row("TTFT", summary) == ("TTFT", "626.4 s", "40 us to 1,234.5 s", "5.000 s", "250 ms", "172,800.0 s")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from sys import modules
 from textwrap import fill, indent
@@ -57,9 +58,26 @@ def look_up(word: str) -> dict[str, Any]:
             return _of_field(fields()[form])
         if form in _serving_policies():
             return _of_policy(*_serving_policies()[form])
+    if unknown := _unknown_code(word.strip()):
+        raise unknown
     near = nearest(word, sorted({*catalog.tables("terms"), *fields(), *_serving_policies()}))
     help = f"{near}   (models, devices, clusters: meshwright catalog)"
     raise MeshwrightError.one("X001", f"no explanation of {word!r}", help=help)
+
+
+def _unknown_code(word: str) -> MeshwrightError | None:
+    """The error of a word that is written as codes are and is none, with the codes whose numbers are nearest; None for
+    any other word, names of devices such as h100 among them."""
+    code, codes = word.upper(), catalog.tables("codes")
+    devices = {part for name in catalog.names("devices") for part in name.split("_")}
+    if not re.fullmatch(r"[A-Z]\d{3}", code) or word.lower() in devices:
+        return None
+    family = [one for one in codes if one[0] == code[0]]
+    near = sorted(sorted(family, key=lambda one: abs(int(one[1:]) - int(code[1:])))[:3])
+    said = ", ".join(f"{one} ({codes[one]['title']})" for one in near)
+    letters = ", ".join(sorted({one[0] for one in codes}))
+    help = f"the nearest are {said}" if near else f"codes are one of the letters {letters} and three digits"
+    return MeshwrightError.one("X001", f"there is no error code {code}", help=help)
 
 
 def _of_field(field: Field) -> dict[str, Any]:

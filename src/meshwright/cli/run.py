@@ -193,6 +193,7 @@ def _read(given: RunOptions, wrong: list[Diagnostic]) -> tuple[Job, Callable[[An
     wrong += unwritable(given.routing, "--routing") + unwritable(given.variances, "--variances")
     wrong += unwritable(given.job_trace, "--job-trace") + reported(given)
     wrong += _contradictions(given) + contradictions(given.link, given.device, given.world) + lacking("run", *NEEDED)
+    wrong += _no_text(given.data) if not wrong else []
     parts, found = read_parts(question)
     peers = [part for part in parts if isinstance(part, Plan) and part.asks_peers]
     wrong += wrong_peers(given, peers[0]) if peers else wrong_world(given)
@@ -240,11 +241,26 @@ def _read(given: RunOptions, wrong: list[Diagnostic]) -> tuple[Job, Callable[[An
     return job, predicted
 
 
+def _no_text(name: str) -> list[Diagnostic]:
+    """The diagnostics of a text that is not there, before anything is said of what training on it would take; under a
+    launcher every machine looks for itself."""
+    from meshwright.run import data
+
+    if launched():
+        return []
+    try:
+        data.look(name)
+    except MeshwrightError as error:
+        return list(error.diagnostics)
+    return []
+
+
 def _job(given: RunOptions, numbers: dict[str, Any], precision: str, predicted: Callable[[Any], Prediction]) -> Job:
     """Return the job that every rank is given. The text is tokenised here, unless a launcher started the ranks: then
     each machine does it for itself."""
     from meshwright.plan.slices import Portions, portions_of
     from meshwright.run import data
+    from meshwright.run.companions import origin_of
     from meshwright.run.data import tokenizer
     from meshwright.run.job import KEEP, Job
     from meshwright.run.settings import Settings
@@ -257,6 +273,8 @@ def _job(given: RunOptions, numbers: dict[str, Any], precision: str, predicted: 
     words, corpus = given.tokenizer or "bytes", ""
     if not given.tokenizer and given.weights and (Path(given.weights) / "tokenizer.json").is_file():
         words = given.weights  # what the weights were trained on
+    elif not given.tokenizer and given.resume:
+        words = origin_of(given.out).get("tokenizer", words)
     if not launched():
         corpus = str(data.build(given.data, tokenizer.load(words), data.cache_folder(), say=note))
         text = data.load(

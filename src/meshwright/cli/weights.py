@@ -18,6 +18,10 @@ DESCRIPTION = """Turn a checkpoint of meshwright run into published weights: saf
 of Hugging Face, which transformers, vLLM and others load, and which meshwright run --weights begins with; or, with
 --format dcp, into the format of torch.distributed.checkpoint, with AdamW's moments.
 
+The model's config.json and its tokenizer go with published weights where they are found: beside the checkpoint, or in
+the folders of --weights and --tokenizer that the run was begun with. --model says where else: a catalog name, for the
+config.json alone, or the folder of a published model.
+
 CHECKPOINT may be a folder that torch.distributed.checkpoint wrote, too: of its parameters --model makes published
 weights, or, with --format checkpoint and AdamW's moments in it, a checkpoint that meshwright run --resume goes on from
 under any plan. Nothing that is pickled in it is run.
@@ -45,7 +49,7 @@ class WeightsOptions(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: options.positional("CHECKPOINT", "A folder step-..., or a run's --out for its newest checkpoint.") = ""
     to: options.text("FOLDER", "Write model.safetensors there; a new folder.") = ""
     format: options.text("KIND", "hub, dcp (torch.distributed.checkpoint) or checkpoint; hub if left out.") = "hub"
-    model: options.text("MODEL", "Write its config.json too: a catalog name or a config.json.") = ""
+    model: options.text("MODEL", "Take config.json, and a tokenizer, from there: a catalog name or a folder.") = ""
     dtype: options.text("TYPE", f"Convert to {', '.join(DTYPES)}; as they were trained if left out.") = ""
     head: options.text("NUMBER", "After sync=mhd or mas: which further head to write as the model's, 1 the first.") = ""
     json: options.JSON = False
@@ -103,7 +107,7 @@ def _contradictions(given: WeightsOptions) -> list[Diagnostic]:
     def refuse(code: str, message: str, help: str) -> None:
         found.append(Diagnostic(code=code, message=message, place=place, help=help))
 
-    if distributed and not given.model:
+    if distributed and not _model(given):
         refuse("X004", "--model is missing", "torch's checkpoint does not say of which model it is: name it")
     if distributed and given.format == "dcp":
         refuse("L005", "--format dcp of a folder that has it already", "say hub or checkpoint")
@@ -121,6 +125,7 @@ def _contradictions(given: WeightsOptions) -> list[Diagnostic]:
 def _own(given: WeightsOptions, config: Mapping[str, Any] | None) -> tuple[Path, Path, str]:
     """Write a checkpoint of a run in another format; the folder, what was read, and a remark on that."""
     from meshwright.run.checkpoint.format import find, read_index
+    from meshwright.run.companions import of_run
     from meshwright.run.new_folder import refuse
     from meshwright.run.settings import DTYPES as TYPES
     from meshwright.run.weights import export_weights
@@ -143,7 +148,9 @@ def _own(given: WeightsOptions, config: Mapping[str, Any] | None) -> tuple[Path,
 
         made = export_adapter(source, given.to)
     else:
-        made = export_weights(source, given.to, dtype=dtype, config=config, head=int(given.head or 0))
+        found = of_run(source, read_index(source).meta, given.model)
+        found = found if config is None else found._replace(config=config)
+        made = export_weights(source, given.to, dtype=dtype, companions=found, head=int(given.head or 0))
     extra = read_index(source).meta.extra
     apart = "" if extra.get("joined", True) else ", within a round of local steps: the first replica's own weights"
     if apart and read(extra.get("sync", "step")).differing_models:
@@ -153,20 +160,21 @@ def _own(given: WeightsOptions, config: Mapping[str, Any] | None) -> tuple[Path,
     return made, source, apart
 
 
-def _foreign(given: WeightsOptions, config: Mapping[str, Any]) -> tuple[Path, Path, str]:
+def _foreign(given: WeightsOptions, config: Mapping[str, Any] | None) -> tuple[Path, Path, str]:
     """Write torch's distributed checkpoint in another format; the folder, and what was read."""
     from meshwright.plan import parse
     from meshwright.plan.executable import unexecutable
     from meshwright.run.checkpoint.dcp import into_checkpoint
     from meshwright.run.checkpoint.dcp_weights import convert_distributed
     from meshwright.run.checkpoint.format import Meta, identity
+    from meshwright.run.companions import of_folder
     from meshwright.run.new_folder import refuse
     from meshwright.run.published import published_tensors
     from meshwright.run.settings import DTYPES as TYPES
     from meshwright.spec.model import load
     from meshwright.spec.workload import Train
 
-    source, model = Path(given.checkpoint), load(given.model)
+    source, model = Path(given.checkpoint), load(_model(given))
     unnamed = [d for d in unexecutable(parse("tp1"), model, Train(global_batch=1, seq_len=1)) if d.code == "P030"]
     if unnamed:
         raise MeshwrightError(unnamed)
@@ -180,7 +188,16 @@ def _foreign(given: WeightsOptions, config: Mapping[str, Any]) -> tuple[Path, Pa
         made = into_checkpoint(source, given.to, wanted, meta)
         return made, source, f", after {int(made.name.split('-')[1])} steps"
     dtype = TYPES[given.dtype] if given.dtype else None
-    return convert_distributed(source, given.to, model, wanted, dtype=dtype, config=config), source, ""
+    found = of_folder(source, given.model)
+    found = found if config is None else found._replace(config=config)
+    return convert_distributed(source, given.to, model, wanted, dtype=dtype, companions=found), source, ""
+
+
+def _model(given: WeightsOptions) -> str:
+    """Return the model that torch's distributed checkpoint is of: the named one, else that of a config.json beside it;
+    "" where neither says."""
+    beside = Path(given.checkpoint) / "config.json"
+    return given.model or (str(beside) if beside.is_file() else "")
 
 
 def _config(name: str, wrong: list[Diagnostic]) -> Mapping[str, Any] | None:

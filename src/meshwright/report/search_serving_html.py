@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.atomic import write_bytes
-from meshwright.quantity import big, seconds
+from meshwright.quantity import big, latency
 from meshwright.report import document, palette
 from meshwright.report.figure import Drawing
 from meshwright.report.line_plot import PlotLine, Scale, line_plot
@@ -96,7 +96,7 @@ def _tiles(one: RankedServing) -> list[tuple[str, str, str]]:
     tiles = [("Devices", f"{one.candidate.num_devices:,}", words(one.candidate.plan))]
     for name in ("ttft_s", "tpot_s"):
         summary = getattr(m, name)
-        tiles.append((f"{name[:-2].upper()} p90", seconds(summary.p90), f"{seconds(summary.mean)} on average"))
+        tiles.append((f"{name[:-2].upper()} p90", latency(summary.p90), f"{latency(summary.mean)} on average"))
     tiles.append(
         ("Throughput", f"{m.throughput_tokens_per_s:,.0f} tokens/s", f"{m.throughput_req_per_s:.3g} requests/s")
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from meshwright.quantity import seconds
+from meshwright.quantity import latency, seconds
 from meshwright.report.page import Page
 from meshwright.search.serving.found import FRONT, MORE, OBJECTIVES, RankedServing, ServingFound, ServingTie
 from meshwright.search.serving.rates import RateSweep
@@ -72,7 +72,7 @@ def cells(one: RankedServing) -> tuple[str, ...]:
     goodput = metrics.goodput_req_per_s if one.most_rate is None else one.most_rate
     return (
         str(one.candidate.num_devices),
-        *(seconds(getattr(metrics, name).p90) for name in ("ttft_s", "tpot_s", "e2e_s")),
+        *(latency(getattr(metrics, name).p90) for name in ("ttft_s", "tpot_s", "e2e_s")),
         f"{goodput:.3g}/s",
         "-" if usd is None else f"${usd:.3g}/Mtok",
         "-" if one.sure is None else f"{one.sure:.0%}",
@@ -117,8 +117,8 @@ def _latencies(one: RankedServing, page: Page) -> None:
     for name in ("ttft_s", "tpot_s", "e2e_s"):
         summary = getattr(metrics, name)
         low, high = summary.mean_interval or (summary.mean, summary.mean)
-        cells = (seconds(summary.mean), f"{seconds(low)} to {seconds(high)}")
-        cells += tuple(seconds(v) for v in (summary.p50, summary.p90, summary.p99))
+        cells = (latency(summary.mean), f"{latency(low)} to {latency(high)}")
+        cells += tuple(latency(v) for v in (summary.p50, summary.p90, summary.p99))
         rows.append((Text(name[:-2].upper()), *(Text(cell, justify="right") for cell in cells)))
     page.rows(rows)
     for kept in one.prediction.objectives:
@@ -134,9 +134,9 @@ _LATENCY_HEADS = ("", "mean", "80% interval", "p50", "p90", "p99")
 
 def kept_text(kept) -> str:
     """Return an objective and how it comes out, in words."""
-    name = f"{kept.said} {seconds(kept.value_s)}"
+    name = f"{kept.said} {latency(kept.value_s)}"
     over = kept.value_s / kept.bound_s
-    return f"{name} within {seconds(kept.bound_s)}" if kept.met else f"{name} is {over:.3g} x {seconds(kept.bound_s)}"
+    return f"{name} within {latency(kept.bound_s)}" if kept.met else f"{name} is {over:.3g} x {latency(kept.bound_s)}"
 
 
 def _front(found: ServingFound, page: Page) -> None:
@@ -159,7 +159,7 @@ def valued(name: str, value: float) -> str:
         return f"{value:g} devices"
     if name == "cost":
         return f"${value:.4g}/h"
-    return f"{value:,.4g} {FRONT[name]}" if name in MORE else f"{FRONT[name]} {seconds(value)}"
+    return f"{value:,.4g} {FRONT[name]}" if name in MORE else f"{FRONT[name]} {latency(value)}"
 
 
 def _losers(found: ServingFound, page: Page) -> None:

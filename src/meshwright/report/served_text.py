@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.text import Text
 
 from meshwright.compare.served import SHARES, ServedComparison, TimePair
-from meshwright.quantity import seconds
+from meshwright.quantity import latency
 from meshwright.report.compare_text import percent
 from meshwright.report.page import Page
 from meshwright.report.serving_text import LATENCIES
@@ -60,7 +60,7 @@ def verdict(comparison: ServedComparison) -> str:
 def _latency(one: TimePair) -> tuple[str, ...]:
     parts = ("mean", "p50", "p90", "p99")
     cells = (
-        f"{seconds(getattr(one.predicted, p))}, {seconds(getattr(one.measured, p))} {percent(one.error(p))}"
+        f"{latency(getattr(one.predicted, p))}, {latency(getattr(one.measured, p))} {percent(one.error(p))}"
         for p in parts
     )
     return LATENCIES[one.name].partition(" (")[2].rstrip(")"), *cells
@@ -71,7 +71,7 @@ def _distributions(comparison: ServedComparison) -> tuple[tuple[str, ...], list[
     rows = []
     for one in comparison.times:
         if one.predicted_cdf and one.measured_cdf:
-            pairs = (f"{seconds(one.predicted_cdf[i])}, {seconds(one.measured_cdf[i])}" for i in some)
+            pairs = (f"{latency(one.predicted_cdf[i])}, {latency(one.measured_cdf[i])}" for i in some)
             rows.append((LATENCIES[one.name].partition(" (")[2].rstrip(")"), *pairs))
     return ("", *(f"{SHARES[i]:.0%}" for i in some)), rows
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from meshwright.quantity import big, seconds
+from meshwright.quantity import big, latency
 from meshwright.report.page import Page
 from meshwright.search.serving.day import DayPlanned, DayServed
 from meshwright.search.serving.space import engine_words, words
@@ -36,8 +36,8 @@ def render(found: DayPlanned, serve: Serve, console: Console) -> None:
                 f"{hour.requests:,}",
                 str(hour.devices),
                 f"{hour.attainment:.1%}",
-                seconds(hour.ttft_s),
-                seconds(hour.tpot_s),
+                latency(hour.ttft_s),
+                latency(hour.tpot_s),
                 *((f"{beside.devices[number]} devices",) if beside else ()),
             )
             rows.append(tuple(Text(cell, justify="right") for cell in cells))
@@ -54,8 +54,8 @@ def verdict(found: DayPlanned) -> str:
     """Return the answer in one line."""
     said = []
     for metric, bound, share, value in found.scaled.objectives:
-        name = f"{metric[:-2].upper()} p{share * 100:g} {seconds(value)}"
-        said.append(f"{name} {'within' if value <= bound else 'misses'} {seconds(bound)}")
+        name = f"{metric[:-2].upper()} p{share * 100:g} {latency(value)}"
+        said.append(f"{name} {'within' if value <= bound else 'misses'} {latency(bound)}")
     saved = 1 - found.scaled.device_hours / found.fixed.device_hours
     return f"{', '.join(said)} over the day; following the rate {'saves' if saved >= 0 else 'costs'} {abs(saved):.1%}"
 

@@ -11,7 +11,7 @@ from meshwright.answer.rates import RatePoint
 from meshwright.answer.serving_answer import ServingPrediction
 from meshwright.atomic import write_bytes
 from meshwright.causes import BY_NAME
-from meshwright.quantity import big, seconds
+from meshwright.quantity import big, latency, seconds
 from meshwright.report import charts, document, palette, serving_plot
 from meshwright.report.palette import cause_colour
 from meshwright.report.serving_text import (
@@ -76,7 +76,7 @@ def render(prediction: ServingPrediction, curve: tuple[RatePoint, ...] = (), que
         pools=pool_rows(p) if p.transfers is not None else [],
         pool_heads=POOL_HEADS,
         handed=handed(p),
-        stages=[(name, seconds(value)) for name, value in p.transfers.stages_s.items()] if p.transfers else [],
+        stages=[(name, latency(value)) for name, value in p.transfers.stages_s.items()] if p.transfers else [],
         beside=beside_rows(p),
         beside_heads=BESIDE_HEADS,
         without=without_jobs(p),
@@ -99,7 +99,7 @@ def _tiles(p: ServingPrediction) -> list[tuple[str, str, str]]:
     for name in ("ttft_s", "tpot_s"):
         summary = getattr(m, name)
         share, value = shares.get(name, 0.9), at.get(name, summary.p90)
-        tiles.append((f"{name[:-2].upper()} p{share * 100:g}", seconds(value), f"{seconds(summary.mean)} on average"))
+        tiles.append((f"{name[:-2].upper()} p{share * 100:g}", latency(value), f"{latency(summary.mean)} on average"))
     note = f"{m.throughput_req_per_s:.3g} requests/s"
     if m.throughput_interval:
         note += ", 80% between {:,.0f} and {:,.0f}".format(*m.throughput_interval)
@@ -128,7 +128,7 @@ def _headline(p: ServingPrediction) -> list[tuple[str, str, bool]]:
 def _objective(one) -> tuple[str, str, str, str, bool]:
     """The row of a bound: latency, bound, the share that has to keep it, the value there, whether it is kept."""
     what = LATENCIES[one.metric] + (f" of {one.of}" if one.of else "")
-    return what, seconds(one.bound_s), f"{one.share:.1%}", seconds(one.value_s), one.met
+    return what, latency(one.bound_s), f"{one.share:.1%}", latency(one.value_s), one.met
 
 
 def _latencies(p: ServingPrediction) -> list[tuple[str, ...]]:
@@ -138,8 +138,8 @@ def _latencies(p: ServingPrediction) -> list[tuple[str, ...]]:
     for name, words in LATENCIES.items():
         summary = getattr(p.metrics, name)
         low, high = summary.mean_interval or (summary.mean, summary.mean)
-        mean = f"{seconds(summary.mean)}", f"{seconds(low)} to {seconds(high)}"
-        rows.append((words, *mean, seconds(summary.p50), seconds(summary.p90), seconds(summary.p99)))
+        mean = f"{latency(summary.mean)}", f"{latency(low)} to {latency(high)}"
+        rows.append((words, *mean, latency(summary.p50), latency(summary.p90), latency(summary.p99)))
     return rows
 
 
@@ -151,8 +151,8 @@ def _points(curve: tuple[RatePoint, ...]) -> list[tuple[Any, ...]]:
             f"{p.metrics.throughput_req_per_s:.3g}",
             f"{p.metrics.goodput_req_per_s:.3g}",
             f"{p.metrics.attainment:.1%}",
-            seconds(p.metrics.ttft_s.p90),
-            seconds(p.metrics.tpot_s.p90),
+            latency(p.metrics.ttft_s.p90),
+            latency(p.metrics.tpot_s.p90),
             p.asked,
         )
         for p in curve
@@ -168,7 +168,7 @@ def _state(p: ServingPrediction) -> list[tuple[str, str]]:
         ("most cache in use", f"{p.peak_kv_blocks:,} of {p.kv_blocks:,} blocks of a replica"),
         ("iterations", f"{p.iterations:,}"),
         ("preemptions", f"{p.preemptions:,}" + (f", {p.swaps:,} to the host's memory" if p.swaps else "")),
-        ("waiting for the first iteration", f"{seconds(p.metrics.queue_s.mean)} on average"),
+        ("waiting for the first iteration", f"{latency(p.metrics.queue_s.mean)} on average"),
     ]
     if p.serve.engine.prefix_cache or p.hit_rate:
         rows.append(("prompt tokens found in the cache", f"{p.hit_rate:.1%}"))

@@ -6,7 +6,7 @@ import numpy as np
 
 from meshwright.answer.rates import RatePoint
 from meshwright.answer.serving_answer import ServingPrediction
-from meshwright.quantity import big, seconds
+from meshwright.quantity import big, latency
 from meshwright.report.figure import Drawing
 from meshwright.report.line_plot import PlotLine, Scale, line_plot, spanned
 from meshwright.report.serving_text import LATENCIES
@@ -25,7 +25,7 @@ def instant(value: float) -> str:
     for least, scale, unit in ((1.0, 1.0, "s"), (1e-3, 1e3, "ms"), (0.0, 1e6, "us")):
         if value >= least:
             return f"{value * scale:.4g} {unit}"
-    return seconds(value)
+    return latency(value)
 
 
 def latencies(prediction: ServingPrediction) -> dict[str, tuple[np.ndarray, np.ndarray]]:

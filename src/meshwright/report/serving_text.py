@@ -11,7 +11,7 @@ from meshwright.answer.prediction import RankMemory
 from meshwright.answer.serving_answer import ServingPrediction, Summary
 from meshwright.answer.serving_check import WHOLE_PROMPTS
 from meshwright.causes import WORDS
-from meshwright.quantity import gibibytes, seconds
+from meshwright.quantity import gibibytes, latency
 from meshwright.report.bars import bar
 from meshwright.report.facts import usd
 from meshwright.report.page import Page
@@ -111,7 +111,7 @@ def without_jobs(prediction: ServingPrediction) -> str:
     if alone is None:
         return ""
     return (
-        f"without them: TTFT p90 {seconds(alone.ttft_s.p90)}, TPOT p90 {seconds(alone.tpot_s.p90)}, "
+        f"without them: TTFT p90 {latency(alone.ttft_s.p90)}, TPOT p90 {latency(alone.tpot_s.p90)}, "
         f"{alone.attainment:.1%} of the requests within their objectives"
     )
 
@@ -159,7 +159,7 @@ def _pools(prediction: ServingPrediction, page: Page) -> None:
     _table(page, POOL_HEADS, pool_rows(prediction), words=2)
     page.quiet(handed(prediction))
     page.title("A request's life, on average")
-    page.rows([(Text(name), Text(seconds(value), justify="right")) for name, value in found.stages_s.items()])
+    page.rows([(Text(name), Text(latency(value), justify="right")) for name, value in found.stages_s.items()])
 
 
 def pool_rows(prediction: ServingPrediction) -> list[tuple[str, ...]]:
@@ -185,8 +185,8 @@ def handed(prediction: ServingPrediction) -> str:
         return ""
     moved = found.moved_s
     return (
-        f"{found.requests:,} caches of {gibibytes(found.mean_bytes)} on average were sent, in {seconds(moved.mean)} "
-        f"(p99 {seconds(moved.p99)})"
+        f"{found.requests:,} caches of {gibibytes(found.mean_bytes)} on average were sent, in {latency(moved.mean)} "
+        f"(p99 {latency(moved.p99)})"
     )
 
 
@@ -200,8 +200,8 @@ def verdict(prediction: ServingPrediction) -> tuple[str, ...]:
         return (f"does not fit: {held} without the cache of a request", f"{room} are for serving (memory={share:g})")
     said = ["fits" if prediction.fits else f"does not fit: {gibibytes(-prediction.tightest.headroom_bytes)} over"]
     for one in prediction.objectives:
-        at = f"{one.said} {seconds(one.value_s)}"
-        said.append(f"{at} within {seconds(one.bound_s)}" if one.met else f"{at} misses {seconds(one.bound_s)}")
+        at = f"{one.said} {latency(one.value_s)}"
+        said.append(f"{at} within {latency(one.bound_s)}" if one.met else f"{at} misses {latency(one.bound_s)}")
     metrics = prediction.metrics
     said.append(f"{metrics.throughput_tokens_per_s:,.0f} tokens/s")
     if prediction.objectives:
@@ -256,8 +256,8 @@ def _latencies(prediction: ServingPrediction, page: Page) -> None:
 
 
 def _row(words: str, summary: Summary) -> tuple[str, ...]:
-    between = " to ".join(map(seconds, summary.mean_interval)) if summary.mean_interval else ""
-    return words, seconds(summary.mean), between, *map(seconds, (summary.p50, summary.p90, summary.p99))
+    between = " to ".join(map(latency, summary.mean_interval)) if summary.mean_interval else ""
+    return words, latency(summary.mean), between, *map(latency, (summary.p50, summary.p90, summary.p99))
 
 
 def _groups(prediction: ServingPrediction, page: Page) -> None:
@@ -277,7 +277,7 @@ def group_rows(prediction: ServingPrediction) -> list[tuple[str, ...]]:
     for one in prediction.groups:
         times = (one.ttft_s.p50, one.ttft_s.p99, one.tpot_s.p50, one.tpot_s.p99, one.e2e_s.p50)
         kept = f"{one.attainment:.1%}" if prediction.objectives else "-"
-        rows.append((one.name, f"{one.requests:,}", *map(seconds, times), kept))
+        rows.append((one.name, f"{one.requests:,}", *map(latency, times), kept))
     return rows
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from meshwright.quantity import seconds
+from meshwright.quantity import latency
 from meshwright.report.page import Page
 from meshwright.search.serving.techniques import ServedAttempt, ServedRanking
 
@@ -48,6 +48,6 @@ def _row(ranking: ServedRanking, one: ServedAttempt, name: str) -> tuple[Text, .
     if metrics is None:
         cells += ["-"] * 3
     else:
-        cells += [f"{metrics.throughput_tokens_per_s:,.0f}", seconds(metrics.ttft_s.p90), seconds(metrics.tpot_s.p90)]
+        cells += [f"{metrics.throughput_tokens_per_s:,.0f}", latency(metrics.ttft_s.p90), latency(metrics.tpot_s.p90)]
     cells.append("exact" if one.technique.exact else "approx.")
     return tuple(Text(cell) for cell in cells)

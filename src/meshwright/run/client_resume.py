@@ -30,6 +30,7 @@ from meshwright.run.client_saving import (
     served,
 )
 from meshwright.run.client_server import Given
+from meshwright.run.companions import ORIGIN, origin
 from meshwright.run.metrics import METRICS, Metrics
 from meshwright.world.crowd import Crowd
 
@@ -211,7 +212,13 @@ def _keep(job: Job, trainer: Trainer, server: ServerLoop, clients: Crowd) -> Non
         model_hash=identity(job.model),
         plan=job.plan.text(),
         world=trainer.mesh.world,
-        extra={"workload": job.train.text(), "sync": trainer.plan.sync.policy, "joined": True, "crowd": world},
+        extra={
+            "workload": job.train.text(),
+            ORIGIN: origin(job),
+            "sync": trainer.plan.sync.policy,
+            "joined": True,
+            "crowd": world,
+        },
     )
     server.saver = ServerSaver(
         Path(job.out), trainer.mesh.world, job.save_every, job.keep, meta, served(trainer, server.flat)

@@ -23,6 +23,7 @@ from meshwright.run import clocks, data, launch, mesh, routes, traffic, variance
 from meshwright.run.agree import Votes, agree, share
 from meshwright.run.begin import about_adapters, begin
 from meshwright.run.checkpoint import AsyncSaver, Meta, identity
+from meshwright.run.companions import ORIGIN, origin
 from meshwright.run.data import tokenizer
 from meshwright.run.exchanges import in_step
 from meshwright.run.gather import gather
@@ -188,7 +189,7 @@ class RankRun:
         self.sequences = trainer.sequences
         self.about, self.exported = about_adapters(job, trainer), ""
         self.saved, self.saved_step = "", trainer.step_count if self.first > 1 else -1
-        self.stopped = False
+        self.stopped, self.origin = False, origin(job)
         #: Called after every step with the step, its result and its seconds.
         self.after_step: list[Callable[[int, StepResult, float], None]] = []
         self.votes = Votes(self.mesh["world"])
@@ -334,6 +335,7 @@ class RankRun:
                     world=self.mesh.world,
                     extra={
                         "workload": self.job.train.text(),
+                        ORIGIN: self.origin,
                         "sync": self.trainer.plan.sync.policy,
                         "replicas": self.trainer.rounds.replicas,
                         "joined": self.trainer.joined,

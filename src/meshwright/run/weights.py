@@ -26,6 +26,7 @@ from meshwright.run.blocks import whole
 from meshwright.run.checkpoint.format import Index, Meta, find, identity
 from meshwright.run.checkpoint.loading import CheckpointReader, Source, fill, some
 from meshwright.run.checkpoint.saving import save
+from meshwright.run.companions import CONFIG, NONE, Companions
 from meshwright.run.mesh import AxisGroup
 from meshwright.run.new_folder import new_folder, refuse
 from meshwright.run.pieces import PARAM, Parameter, Part, TensorPiece, job_state
@@ -35,7 +36,7 @@ from meshwright.sync.taught import TAUGHT
 
 #: The file by which torch's distributed checkpoints are known.
 DISTRIBUTED = ".metadata"
-SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 #: Bytes of one file of several, as the hub's own writers have it.
 SHARD_BYTES = 5_000_000_000
 #: What published files also hold and no model here does: tables that are computed, masks.
@@ -227,14 +228,15 @@ def export_weights(
     folder: str | Path,
     *,
     dtype: torch.dtype | None = None,
-    config: Mapping[str, Any] | None = None,
+    companions: Companions = NONE,
     shard_bytes: int = SHARD_BYTES,
     head: int = 0,
 ) -> Path:
     """Write the parameters of a checkpoint as published weights, in this process alone and one tensor at a time. What
     else is in the checkpoint is not looked at, nor are heads that no published model has.
 
-    `dtype`: the type to convert to, None = as they are. `config`: the model's ``config.json``, written beside them.
+    `dtype`: the type to convert to, None = as they are. `companions`: the model's configuration and tokenizer, which are
+    written beside them.
     `head`: which of the heads that neighbours have taught (1 is the first) is written as the model's, 0 its own.
 
     Returns:
@@ -252,8 +254,9 @@ def export_weights(
         raise MeshwrightError(wrong)
     with new_folder(folder) as temporary:
         _write(reader, temporary, dtype, shard_bytes)
-        if config is not None:
-            write_config(temporary, config, _type_name(reader, dtype))
+        companions.copy(temporary)
+        if companions.config is not None:
+            write_config(temporary, companions.config, _type_name(reader, dtype))
     return folder
 
 
@@ -312,7 +315,7 @@ def save_weights(
         made = save(beside, [p for p in pieces if p.key == "param"], meta, group, device=device)
         if group.index == 0:
             try:
-                export_weights(made, folder, dtype=dtype, config=config, shard_bytes=shard_bytes)
+                export_weights(made, folder, dtype=dtype, companions=Companions(config), shard_bytes=shard_bytes)
             except MeshwrightError as error:
                 wrong = error.diagnostics
         agree(group, wrong, device)

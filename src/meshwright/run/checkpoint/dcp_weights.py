@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from meshwright.errors import MeshwrightError
 from meshwright.run import safetensors_file
 from meshwright.run.checkpoint.dcp import DistributedReader
+from meshwright.run.companions import NONE, Companions
 from meshwright.run.new_folder import new_folder, refuse
 from meshwright.run.weights import assembled, matched, write_config, write_tensors
 from meshwright.spec.architecture import Model
@@ -23,11 +23,11 @@ def convert_distributed(
     wanted: Mapping[str, tuple[int, ...]],
     *,
     dtype: torch.dtype | None = None,
-    config: Mapping[str, Any] | None = None,
+    companions: Companions = NONE,
 ) -> Path:
     """Write the parameters of torch's distributed checkpoint as published weights, one tensor at a time. `wanted`: the
-    shapes of the model's tensors by name; `dtype`: the type to convert to, None = as they are; `config`: the model's
-    ``config.json``, written beside them.
+    shapes of the model's tensors by name; `dtype`: the type to convert to, None = as they are; `companions`: the
+    model's configuration and tokenizer, which are written beside them.
 
     Returns:
         The folder, which is new and appears when it is complete.
@@ -51,8 +51,9 @@ def convert_distributed(
     ]
     with new_folder(folder) as temporary:
         write_tensors(temporary, heads, lambda head: assembled(sources[head.name], head.dtype))
-        if config is not None:
-            write_config(temporary, config, str(most).removeprefix("torch."))
+        companions.copy(temporary)
+        if companions.config is not None:
+            write_config(temporary, companions.config, str(most).removeprefix("torch."))
     return folder
 
 

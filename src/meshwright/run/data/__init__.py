@@ -26,6 +26,7 @@ from meshwright.run.data.store import (
     MixtureMeta,
     build,
     digest,
+    look,
     whole,
 )
 from meshwright.spec.workload import OVER_BATCHES, Train
@@ -42,6 +43,7 @@ __all__ = [
     "held_out",
     "indexed",
     "load",
+    "look",
     "permute",
     "sequences",
     "whole",

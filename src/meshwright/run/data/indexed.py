@@ -65,6 +65,19 @@ def pair(name: str) -> tuple[Path, Path] | None:
     return None
 
 
+def look(tokens: Path, index: Path) -> None:
+    """Look whether both files are there.
+
+    Raises:
+        MeshwrightError: D001 for one that is not.
+    """
+    try:
+        for file in (index, tokens):
+            file.stat()
+    except OSError as error:
+        raise _absent(error) from None
+
+
 def read(tokens: Path, index: Path) -> IndexedTokens:
     """The tokens of such a pair of files.
 
@@ -75,10 +88,7 @@ def read(tokens: Path, index: Path) -> IndexedTokens:
     try:
         data, size = index.read_bytes(), tokens.stat().st_size
     except OSError as error:
-        help = "NAME.bin and NAME.idx lie beside each other, as Megatron-LM's tools/preprocess_data.py writes them"
-        raise MeshwrightError.one(
-            "D001", f"cannot read the tokens: {error.strerror}", place=str(error.filename), help=help
-        ) from None
+        raise _absent(error) from None
     if len(data) < _HEAD.size or data[:9] != MAGIC:
         raise _bad(index, "it is not an index of Megatron-LM")
     _, version, code, sequences, documents = _HEAD.unpack_from(data)
@@ -123,6 +133,12 @@ def ends_of(path: Path, size: int) -> bytes:
         first = file.read(part)
         file.seek(max(0, size - part))
         return f"{size} ".encode() + first + file.read(part)
+
+
+def _absent(error: OSError) -> MeshwrightError:
+    message = f"cannot read the tokens: {error.strerror}"
+    help = "NAME.bin and NAME.idx lie beside each other, as Megatron-LM's tools/preprocess_data.py writes them"
+    return MeshwrightError.one("D001", message, place=str(error.filename), help=help)
 
 
 def _bad(path: Path, why: str) -> MeshwrightError:

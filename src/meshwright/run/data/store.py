@@ -108,6 +108,22 @@ def build(name: str, tokenizer: Tokenizer, cache: Path, *, say: Callable[[str], 
     return folder
 
 
+def look(name: str) -> None:
+    """Look whether there is a text of that name; nothing of it is read.
+
+    Raises:
+        MeshwrightError: D001, D009 as :func:`build` has them for what no file goes by.
+    """
+    mixed = named.mixture(name)
+    for one in mixed:
+        look(one.name)
+    both = None if mixed else indexed.pair(name)
+    if both is not None:
+        indexed.look(*both)
+    elif not mixed and not nanotron.tokens(name):
+        documents.files(name)
+
+
 def _grown(found: list[documents.TextFile], tokenizer: Tokenizer, cache: Path, say: Callable[[str], None]) -> Path:
     """The folder of some text's tokens."""
     key, talks = f"{documents.digest(found)} {tokenizer.identity} {FORMAT_VERSION}", chat.chats(found)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from meshwright.quantity import seconds
+from meshwright.quantity import latency
 from meshwright.serving.cache import CacheRules
 from meshwright.simulate.iterations import MOST_TOKENS
 from meshwright.simulate.served import Replica
@@ -46,7 +46,7 @@ class Floor(NamedTuple):
     def why(self) -> str:
         """The reason in words, with its figures."""
         at = f"{self.metric[:-2].upper()} p{self.objective.share * 100:g}"
-        return f"{at} is at least {seconds(self.value_s)}, and {seconds(self.objective.seconds)} are asked"
+        return f"{at} is at least {latency(self.value_s)}, and {latency(self.objective.seconds)} are asked"
 
 
 class ReplicaBounds:

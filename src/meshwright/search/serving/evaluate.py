@@ -24,7 +24,7 @@ from meshwright.cost import Costs
 from meshwright.cost.engine import EngineProfile
 from meshwright.errors import MeshwrightError
 from meshwright.plan import Plan
-from meshwright.quantity import gibibytes, seconds
+from meshwright.quantity import gibibytes, latency
 from meshwright.search.serving.bounds import ReplicaBounds, most_misses
 from meshwright.search.serving.space import Phase, ServingCandidate
 from meshwright.simulate.iterations import IterationCosts
@@ -292,7 +292,7 @@ def usd_hour(cluster: Cluster, devices: int) -> float | None:
 
 def missed(kept: Kept) -> str:
     """Return the objective that a simulation missed, in words."""
-    return f"simulated: {kept.said} {seconds(kept.value_s)} misses {seconds(kept.bound_s)}"
+    return f"simulated: {kept.said} {latency(kept.value_s)} misses {latency(kept.bound_s)}"
 
 
 class _Misses:
@@ -308,6 +308,6 @@ class _Misses:
         for name, objective in self.objectives.items():
             self.left[name] -= int((getattr(times, name[:-2]) > objective.seconds).sum())
             if self.left[name] < 0:
-                over = f"more than {1 - objective.share:.3g} of the requests are over {seconds(objective.seconds)}"
+                over = f"more than {1 - objective.share:.3g} of the requests are over {latency(objective.seconds)}"
                 return f"simulated: {name[:-2].upper()}: {over}"
         return ""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from math import inf
 from typing import NamedTuple
 
-from meshwright.quantity import seconds
+from meshwright.quantity import latency
 from meshwright.search.serving.apart import ApartSearch
 from meshwright.search.serving.evaluate import rate_of
 from meshwright.search.serving.found import BEYOND
@@ -181,5 +181,5 @@ RULES: dict[str, Rule] = {
     "cost": cheapest,
     "goodput": most_goodput,
     "throughput": _whole(lambda m: -m.throughput_tokens_per_s, lambda v: f"{-v:,.0f} tokens/s"),
-    "e2e": _whole(lambda m: m.e2e_s.mean, lambda v: f"{seconds(v)} from arrival to the last token on average"),
+    "e2e": _whole(lambda m: m.e2e_s.mean, lambda v: f"{latency(v)} from arrival to the last token on average"),
 }

@@ -183,6 +183,6 @@ def _counts(space: Space, plan: Plan, evaluator: ServingEvaluator) -> tuple[int,
 
 def nothing_legal(model: str, where: str, serve: str) -> MeshwrightError:
     """R005 where no plan of the space is legal."""
-    help = "free a facet, or say a cluster that a replica fits on"
+    help = "leave out a word of --plan, which lets the search choose it, or name a cluster that a replica fits on"
     message = f"no serving plan of this space is legal for {model} on {where} with {serve}"
     return MeshwrightError.one("R005", message, help=help)
