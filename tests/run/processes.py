@@ -46,8 +46,8 @@ def launch(num_ranks: int, function, *args, timeout_s: float = 120.0) -> list[An
         return [plain.read(Path(folder) / f"{r}.out") for r in range(num_ranks)]
 
 
-#: Calls that ranks are kept for: each makes groups of its own, with their sockets and threads.
-MOST_CALLS = 24
+#: Calls that ranks are kept for: what each leaves behind, in memory above all, adds up.
+MOST_CALLS = 100
 #: Linux's ``prctl`` that has a signal sent to a process whose parent ends.
 _PDEATHSIG = 1
 
@@ -159,12 +159,27 @@ def _serve(rank: int, num_ranks: int, pipe: int, folder: str) -> None:
             torch.manual_seed(0)
             plain.write(where / f"{rank}.part", function(rank, *args))
             (where / f"{rank}.part").rename(where / f"{rank}.out")
+            function = args = None
+            _end_groups()
     except BaseException:
         (where / f"{rank}.err").write_text(traceback.format_exc())
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)
+
+
+def _end_groups() -> None:
+    """End the groups that a call has made, once all ranks are done with it: each has a thread that looks about a hundred
+    times a second, whether or not anything happens, and those of a few calls took more of the cores than the next."""
+    if not dist.is_initialized():
+        return
+    dist.barrier()
+    for group in list(dist.distributed_c10d._world.pg_map):
+        if group is not dist.group.WORLD:
+            dist.destroy_process_group(group)
+    del group
+    gc.collect()
 
 
 def _child(rank: int, num_ranks: int, function, args, folder: str) -> None:

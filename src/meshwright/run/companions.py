@@ -67,7 +67,7 @@ def origin_of(out: str | Path) -> dict[str, str]:
 
 
 def of_run(checkpoint: Path, meta: Meta, named: str = "") -> Companions:
-    """Find the companions of a run's checkpoint: in the folder of the model that is `named`, in the checkpoint's, in the
+    """Find the companions of a checkpoint: in the folder of the model that is `named`, in the checkpoint's, in the
     run's, with the weights that the run began with. A configuration of another model is passed over, and the catalog's
     is taken where no folder has one."""
     began = meta.extra.get(ORIGIN, {})

@@ -235,7 +235,7 @@ def export_weights(
     """Write the parameters of a checkpoint as published weights, in this process alone and one tensor at a time. What
     else is in the checkpoint is not looked at, nor are heads that no published model has.
 
-    `dtype`: the type to convert to, None = as they are. `companions`: the model's configuration and tokenizer, which are
+    `dtype`: the type to convert to, None = as they are. `companions`: its configuration and tokenizer, which are
     written beside them.
     `head`: which of the heads that neighbours have taught (1 is the first) is written as the model's, 0 its own.
 
