@@ -170,7 +170,7 @@ def _serve(rank: int, num_ranks: int, pipe: int, folder: str) -> None:
 
 
 def _end_groups() -> None:
-    """End the groups that a call has made, once all ranks are done with it: each has a thread that looks about a hundred
+    """End the groups that a call has made, once all ranks are done with it: each has a thread that looks about 100
     times a second, whether or not anything happens, and those of a few calls took more of the cores than the next."""
     if not dist.is_initialized():
         return
