@@ -179,13 +179,30 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     children: int = 0
 
 
+class HostLinks(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
+    """The links of one host over which sums of its devices are made in its memory: ``devices`` of it sum at the same
+    time, ``members`` of them one buffer, in which ``paired`` have links of their own. Bandwidths in 1e9 bytes/s:
+    ``copy_gb_s`` of one device each way, ``root_gb_s`` of one device's share of a root port, both ways together (0: no
+    limit), ``memory_gb_s`` of the memory in all ``numa_nodes``, ``nic_gb_s`` of all network ports each way."""
+
+    devices: int
+    members: int
+    paired: int
+    copy_gb_s: float
+    root_gb_s: float
+    memory_gb_s: float
+    numa_nodes: int
+    nic_gb_s: float
+
+
 class Group(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """The ranks of one collective, as the levels they span from the inside out; where each sends to some others alone,
-    ``fan`` of them at most."""
+    ``fan`` of them at most; ``host``: the links of each host, where it goes through the host's memory."""
 
     size: int
     hops: tuple[Hop, ...]
     fan: float = 0.0
+    host: HostLinks | None = None
 
 
 class Routed(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
@@ -199,8 +216,13 @@ class Routed(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     experts: int
 
 
+#: The operation of an all-reduce that hosts add up in their memory.
+HOST_REDUCE = "host_reduce"
+
+
 class Collective(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
-    """One collective. ``num_bytes`` is the size as nccl-tests counts it: all_reduce and send: one rank's buffer;
+    """One collective. ``num_bytes`` is the size as nccl-tests counts it: all_reduce, host_reduce (an all-reduce
+    that hosts add up) and send: one rank's buffer;
     relay, in which a message goes from rank to rank: that message; hops, in which every rank sends one to the next at
     the same time, as often as there are others: one of these;
     all_gather: the gathered output; reduce_scatter: the input; all_to_all: one rank's send buffer; neighbours: one

@@ -14,7 +14,8 @@ from functools import lru_cache
 from math import ceil, log2, sqrt
 
 from meshwright.cost.fabric import Constants, shipped, uncontended
-from meshwright.work import Collective, Group, Hop
+from meshwright.cost.host_reduce import host_lines
+from meshwright.work import HOST_REDUCE, Collective, Group, Hop
 
 Line = tuple[float, float]
 """(seconds at no bytes, seconds per byte) of one algorithm."""
@@ -40,6 +41,8 @@ def envelope(curve: tuple[Line, ...], num_bytes: float) -> float:
 
 def lines(op: str, group: Group, fabrics: tuple[Constants, ...]) -> tuple[Line, ...]:
     """The algorithms of an operation on a group of two ranks or more; `fabrics` are its hops' constants."""
+    if op == HOST_REDUCE:
+        return host_lines(group, fabrics)
     return _ALGORITHMS[op](group.size, group.hops, fabrics)
 
 

@@ -77,7 +77,7 @@ from meshwright.sync.paths import moduled
 from meshwright.sync.policy import read
 from meshwright.sync.record import NO_CODEC
 from meshwright.sync.rounds import turns_of
-from meshwright.work import Elementwise, Gemm, Group, Staging
+from meshwright.work import HOST_REDUCE, Elementwise, Gemm, Group, Staging
 
 #: Exchanges of parameters and gradients that are sharded, which may go tile by tile.
 TILED = ("all_gather", "reduce_scatter")
@@ -317,6 +317,8 @@ class Binder:
 
     def _among(self, one: OnWire | DividedOnWire, start: int, turn: int) -> Group:
         group = self.mesh.among(one.among.name, start)
+        if one.op == HOST_REDUCE:
+            return self.mesh.hosted(group)
         if one.op != NEIGHBOURS:
             return group
         parts = one.parts if isinstance(one, DividedOnWire) else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cached_property
+from math import prod
 
 import msgspec
 import numpy as np
@@ -23,7 +24,7 @@ from meshwright.sync.fragments import expert_scope
 from meshwright.sync.paths import MODULE
 from meshwright.sync.policy import read
 from meshwright.sync.scoped import FAR, GRADIENT_SHARD, NEAR, OPTIMIZER_SHARD, WEIGHT_SHARD, nested
-from meshwright.work import Group, Hop, MeasuredBusBandwidth
+from meshwright.work import Group, Hop, HostLinks, MeasuredBusBandwidth
 
 
 def _adds_up(level: Level) -> bool:
@@ -216,6 +217,24 @@ class Mesh:
         low, high = min(a, b), max(a, b)
         return self._span(((high - low, 2),), low) if high > low else Group(size=1, hops=())
 
+    def hosted(self, group: Group) -> Group:
+        """The group with the links of its hosts, of each kind the slowest that any host has."""
+        inside = [hop for hop in group.hops if not hop.scale_out]
+        joined = bool(inside) and inside[0].topology != "pcie"
+        nodes = [island.node for island in self.cluster.islands]
+        roots = [node.root_port_gb_s / node.root_port_devices for node in nodes if node.root_port_gb_s]
+        links = HostLinks(
+            devices=min(max(node.devices for node in nodes), self.num_ranks),
+            members=prod(hop.members for hop in inside),
+            paired=inside[0].members if joined else 1,
+            copy_gb_s=min(node.copies_gb_s for node in nodes),
+            root_gb_s=min(roots, default=0.0),
+            memory_gb_s=min(node.read_gb_s for node in nodes),
+            numa_nodes=max(node.numa_nodes for node in nodes),
+            nic_gb_s=min(node.nic_gb_s for node in nodes),
+        )
+        return msgspec.structs.replace(group, host=links)
+
     def _span(self, spans: tuple[tuple[int, int], ...], start: int) -> Group:
         if len(self.cluster.islands) == 1 and len(spans) != 1:
             start = 0
@@ -255,6 +274,9 @@ class Mesh:
                     share = max(share, min(alone * below, at_once, 1.0) if at_once > share else share)
                 if level.topology == "mesh":
                     share *= (count - 1) / max(1, level.arity - 1)  # direct links: only those to members carry
+                gb_s = level.busy_gb_s
+                if level.scale_out and node.direct_gb_s and devices == node.devices:  # a host's own ports
+                    gb_s = min(gb_s, node.direct_gb_s * max(1, node.nics))
                 ringed, exchanged, forwarded = self._crossing(level, merged, start, devices, below)
                 hops.append(
                     Hop(
@@ -264,7 +286,7 @@ class Mesh:
                         forwarded=forwarded,
                         name=level.name,
                         members=count,
-                        gb_s=level.busy_gb_s * share,
+                        gb_s=gb_s * share,
                         latency_us=level.latency_us,
                         below=below,
                         topology=level.topology,

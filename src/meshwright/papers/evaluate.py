@@ -20,8 +20,8 @@ from meshwright.cost.engine import engine_profile
 from meshwright.cost.roofline import peak_flops
 from meshwright.cost.standard import serving_costs
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
-from meshwright.lower import lower
 from meshwright.papers.denoised import IMAGES, DenoiseQuestion, denoised
+from meshwright.papers.exchanged import brought_bytes, exchanged_bytes, sum_bandwidth
 from meshwright.papers.outcome import JUDGES, SIDE, WITHIN, Figure, Outcome
 from meshwright.papers.published import OrderQuestion, Published, ServeQuestion, StepQuestion, Words, kind_of
 from meshwright.papers.record import Paper
@@ -64,6 +64,7 @@ STEP: Mapping[str, tuple[str, Callable[[Prediction], float]]] = {
     "clients at work": ("", lambda p: merging(p).busy),
     "bytes a merged step": ("bytes", lambda p: (merging(p).up_bytes + merging(p).down_bytes) / merging(p).merged),
     "bytes of an exchange": ("bytes", lambda p: exchanged_bytes(p)),
+    "bandwidth of sums": ("GB/s", lambda p: sum_bandwidth(p) / 1e9),
     "token exchange": ("s", lambda p: p.attribution["ep"]),
     "network price": ("$", lambda p: _network(p).usd or 0.0),
     "network power": ("W", lambda p: _network(p).watts or 0.0),
@@ -95,30 +96,6 @@ def merging(prediction: Prediction) -> ClientRounds:
         help = "say a sync of clients, such as sync=fedavg:h=8"
         raise MeshwrightError.one("J008", "the plan's replicas are no clients of a server", place="plan", help=help)
     return prediction.clients
-
-
-def brought_bytes(prediction: Prediction, *, mean: bool = False) -> float:
-    """Return the bytes that one rank of the first class brings into the exchanges between replicas in a step: what it
-    has summed, sends to others, and its own part of what is gathered. What is due once in several steps counts whole,
-    or, in the ``mean``, for one of these."""
-    lowered = lower(prediction.plan, prediction.model, prediction.cluster, prediction.train)
-    graph, total = lowered.graph, 0.0
-    rank_of = graph.streams.rank[graph.member[graph.member_ptr[:-1]]]
-    for task in np.flatnonzero(rank_of == 0).tolist():
-        program = lowered.programs[graph.cost_key[task]]
-        if program.kind == "exchange":
-            brought = sum(m.num_bytes / (m.group.size if m.op == "all_gather" else 1) for m in program.moves)
-            total += brought / (program.every if mean else 1)
-    return total
-
-
-def exchanged_bytes(prediction: Prediction) -> float:
-    """Return the bytes that all replicas send to share what they learnt once: for the next version of a server's model,
-    or, where they mix or average parameters, in one exchange."""
-    rounds, one = prediction.clients, prediction.round
-    if rounds is not None:
-        return (rounds.down_bytes + rounds.up_bytes) / len(rounds.versions)
-    return (brought_bytes(prediction) if one is None else one.part_bytes) * prediction.num_devices
 
 
 def longest_request(prediction: ServingPrediction) -> float:

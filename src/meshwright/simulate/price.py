@@ -13,7 +13,7 @@ from meshwright.cost import Costs
 from meshwright.cost.roofline import contention
 from meshwright.lower.program import LayerPass, Move, Program, Site
 from meshwright.simulate.layer import LayerCost, cost, sigma_of_host
-from meshwright.work import Collective, Group, Staging
+from meshwright.work import HOST_REDUCE, Collective, Group, Staging
 
 #: The program of a rank's update.
 OPTIMIZER = "optimizer"
@@ -190,9 +190,11 @@ class Pricer:
         """Seconds that a pass loses to the exchanges overlapped with it, which take SMs, and those times their
         relative error. Processor cores are shared in time instead (``simulate/cores.py``)."""
         device = program.site.device
-        if not program.beside or device.cores:
+        # copy engines and the host's cores make the sums of hosts, and take nothing from kernels
+        beside = [one for one in program.beside if any(move.op != HOST_REDUCE for move in one.moves)]
+        if not beside or device.cores:
             return 0.0, 0.0
-        found = [self.moved(one) for one in program.beside]
-        beside, uncertain = sum(one.seconds for one in found), sum(one.spread for one in found)
-        lost = min(beside, seconds) * contention(device)
-        return lost, lost * (uncertain / beside if beside else 0.0)
+        found = [self.moved(one) for one in beside]
+        busy, uncertain = sum(one.seconds for one in found), sum(one.spread for one in found)
+        lost = min(busy, seconds) * contention(device)
+        return lost, lost * (uncertain / busy if busy else 0.0)

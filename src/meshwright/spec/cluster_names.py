@@ -311,6 +311,7 @@ def share_of_node(node: Node, devices: int, *, whole: bool = False) -> Node:
         nvme_write_gb_s=node.nvme_write_gb_s * part,
         nvme_bytes=round(node.nvme_bytes * part),
         power_w=node.power_w * part,
+        root_port_devices=min(node.root_port_devices, devices),
         sources={field: f"{note}; {source}" for field, source in node.sources.items()},
     )
     return msgspec.structs.replace(cut, **own)

@@ -60,6 +60,10 @@ MEANING: dict[type, dict[str, str]] = {
         "host_memory_gb_s": "peak of the host's memory, all sockets; 0: 409.6 is assumed",
         "host_tflops": "peak of the host's processors in products, 1e12 operations/s; 0: 0.08 for each of cpus",
         "nvme_write_gb_s": "sequential write of all local drives together; 0: as fast as they are read",
+        "root_port_gb_s": "one PCIe root port of the host, both directions together; 0: all that its devices carry",
+        "root_port_devices": "devices behind the root port that has most of them",
+        "numa_nodes": "parts of the host's memory, each near to some of its devices: its sockets, as a rule",
+        "direct_gb_s": "what devices reach of one network port past the host's memory, per direction; 0: all of it",
     },
 }
 #: The record a table's last name means.

@@ -353,7 +353,9 @@ def _between(words: Words, standard: Standard, node: Node, per_node: int) -> tup
         node = msgspec.structs.replace(node, nics=nics, sources=sources)
         return node, tuple(level for level in standard.levels if level.scale_out)
     sources["nic_gbit_s"] = f"said: {words.nic}; {link.source('gbit_s')}"
-    node = msgspec.structs.replace(node, nics=nics, nic_gbit_s=link.gbit_s, sources=sources)
+    # sockets go through the host's memory, whatever devices reach of a port past it
+    direct = node.direct_gb_s if link.kind == "rdma" else 0.0
+    node = msgspec.structs.replace(node, nics=nics, nic_gbit_s=link.gbit_s, direct_gb_s=direct, sources=sources)
     flat = "; assumed: a network that carries all ports at once"
     level = Level(
         name=link.name,

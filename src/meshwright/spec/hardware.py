@@ -108,6 +108,13 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         host_tflops: peak of the host's processors in products, all sockets together, 1e12 operations/s; 0: unknown, and
             `CORE_GFLOPS` of each of `cpus` is meant.
         power_w: what the host draws under load besides its devices' own power.
+        root_port_gb_s: what one of the host's PCIe root ports carries, both directions together; 0: all that its
+            devices do.
+        root_port_devices: devices behind the root port that has most of them.
+        numa_nodes: parts of the host's memory that are near to some of its devices and cores each: its sockets, as a
+            rule.
+        direct_gb_s: what devices reach of one network port past the host's memory (peer to peer), per direction; 0: as
+            much as the port carries.
     """
 
     devices: int
@@ -124,6 +131,10 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     host_memory_gb_s: float = 0.0
     nvme_write_gb_s: float = 0.0
     host_tflops: float = 0.0
+    root_port_gb_s: float = 0.0
+    root_port_devices: int = 1
+    numa_nodes: int = 2
+    direct_gb_s: float = 0.0
 
     @property
     def copies_gb_s(self) -> float:

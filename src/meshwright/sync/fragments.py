@@ -18,6 +18,7 @@ from meshwright.sync import ballots, divided
 from meshwright.sync.codecs import Tensor, codec
 from meshwright.sync.combines import Combine, combine
 from meshwright.sync.record import ADDED, NO_CODEC, Mix, Outer
+from meshwright.work import HOST_REDUCE
 
 if TYPE_CHECKING:
     from meshwright.plan import Layout, Plan
@@ -104,7 +105,7 @@ class Fragment(msgspec.Struct, frozen=True, kw_only=True):
     place of their sum: signs of Lion's updates that are counted, the sign of the sum, or differences to those at a
     reference point. ``served``: its copies are clients, and exchange it with a server. ``padding``: how much larger the
     largest shard is than the mean, as which all travel. ``sums``: the part of the sum that each copy makes, where they
-    are not alike.
+    are not alike. ``hosted``: the sum is made in the memory of hosts.
     """
 
     what: str
@@ -132,6 +133,7 @@ class Fragment(msgspec.Struct, frozen=True, kw_only=True):
     padding: float = 1.0
     sums: tuple[int, ...] = ()
     helpers: int = 0
+    hosted: bool = False
 
     @property
     def num_bytes(self) -> float:
@@ -363,7 +365,7 @@ def on_wire(some: Iterable[Fragment]) -> list[OnWire | DividedOnWire]:
 
 def buckets(op: str, num_bytes: float, bucket_bytes: float) -> int:
     """Messages that a collective is cut into: sums go in buckets of at most `bucket_bytes` (0: whole), as DDP's."""
-    return ceil(num_bytes / bucket_bytes) if bucket_bytes and op == "all_reduce" else 1
+    return ceil(num_bytes / bucket_bytes) if bucket_bytes and op in ("all_reduce", HOST_REDUCE) else 1
 
 
 def _between(f: Fragment) -> list[OnWire | DividedOnWire]:
@@ -379,6 +381,8 @@ def _between(f: Fragment) -> list[OnWire | DividedOnWire]:
             DividedOnWire(NEIGHBOURS, size, f.replica, parts)
             for size, parts in divided.rounds(f.num_bytes, f.sums, f.helpers)
         ]
+    if f.hosted:
+        return [OnWire(HOST_REDUCE, f.num_bytes, f.replica)]
     if f.what in (GRADIENTS, FOLDED) and f.plain:
         return [OnWire("all_reduce", f.num_bytes / f.shard.size, f.replica)]
     if f.served:  # the code from every client to the server, and the model as it is stored back

@@ -128,6 +128,7 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
     ``own_heads``: and a head. ``paths``: models of replicas are made of modules, and sequences are routed to them.
     ``pruning``: clients train what a mask keeps. ``mix``: how those that meet take what they hear, where it is no mean;
     ``clocks``: when each steps, and which two meet. ``taught``: heads learn what those of neighbours predict.
+    ``hosted``: sums are made in the memory of hosts.
     ``merged``: tasks with a head each are one job of clients at first, and several later.
     The ``rule`` that chose them has ``values`` for its ``options`` (and
     the codec's, the combine's and the graph's), by name.
@@ -144,6 +145,7 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
     early: bool = False
     layers: tuple[int, ...] | None = None
     sums: tuple[int, ...] = ()
+    hosted: bool = False
     undecided: bool = False
     group: str = ALL
     codec: str = NO_CODEC

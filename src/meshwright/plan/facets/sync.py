@@ -120,6 +120,13 @@ def _unexecutable(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic
             place=f"plan.sync.policy = {said.text}",
             help="a dense model, or drop aux",
         )
+    if said.hosted:
+        yield Diagnostic(
+            code="P033",
+            message=f"sync={said.text} is priced and not run: its sums are a library's of devices and their hosts",
+            place=f"plan.sync.policy = {said.text}",
+            help="drop sync: a run sums by its backend, to the same result",
+        )
     if said.paths is not None:
         yield from _unrouting(plan, model, train, said)
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 MODULES = [
     "meshwright.sync.rules.step",
+    "meshwright.sync.rules.hfreduce",
     "meshwright.sync.rules.local",
     "meshwright.sync.rules.qsr",
     "meshwright.sync.rules.savic",
