@@ -70,7 +70,8 @@ def host_lines(group: Group, fabrics: tuple[Constants, ...]) -> tuple[tuple[floa
     start_us, above = 2 * fabrics[0].message_simple_us, hosts
     for depth, (hop, fabric) in enumerate(outside):
         # a tree's messages are sends from one host's memory to another's, past no device
-        port = host.nic_gb_s * host.members / host.devices if depth == 0 else hop.gb_s
+        own = host.nic_gb_s * host.members / host.devices if depth == 0 else 0.0
+        port = own or hop.gb_s
         busy = 2 * (above - 1) / above * hop.ringed / (port * fabric.send)
         rates.append(busy)
         steps = 2 * ceil(log2(hop.members))

@@ -26,6 +26,7 @@ def unhooked(policy: SyncPolicy) -> list[str]:
                 (policy.undecided and policy.coded) or policy.layers is not None,
             ),
             ("its sums are divided among replicas", policy.rule.name == "dedloc"),
+            ("hosts make its sums, and not a hook", policy.hosted),
             (f"its replicas meet in {policy.group}", policy.group != ALL),
         )
         if holds

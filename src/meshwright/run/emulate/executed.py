@@ -56,6 +56,7 @@ def refuse_executed(model: Model, plan: Plan) -> None:
     wrong += ["zero3"] * (layout.zero == 3) + [f"ep{plan.experts.ep}"] * (plan.experts.ep > 1)
     wrong += ["several pools"] * bool(plan.several)
     wrong += ["rounds that grow"] * (read(plan.sync.policy).growth is not None)
+    wrong += ["sums by hosts, where every rank is a process of one"] * read(plan.sync.policy).hosted
     wrong += ["public text"] * (read(plan.sync.policy).taught is not None)
     if wrong:
         raise MeshwrightError.one(
