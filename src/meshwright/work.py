@@ -228,13 +228,15 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     all_gather: the gathered output; reduce_scatter: the input; all_to_all: one rank's send buffer; neighbours: one
     message of those that ranks send to the others that they meet. ``back_bytes`` go the other way at the same time,
     over links that carry both. ``routed``: what is sent are tokens on their way between experts, which libraries made
-    for that may send fewer copies of."""
+    for that may send fewer copies of. ``plain``: by the library of collectives at every size, where an engine has
+    kernels of its own for small sums."""
 
     op: str
     num_bytes: float
     group: Group
     routed: Routed | None = None
     back_bytes: float = 0.0
+    plain: bool = False
 
 
 class Staging(msgspec.Struct, frozen=True, kw_only=True):

@@ -130,6 +130,7 @@ def test_context_parallel_ranks_answer_a_long_prompt_sooner():
         (WORDS, "tp1 slots=4", "P050|slots=4: no layer's weights come from elsewhere|weights_from=host, disk or peer"),
         (WORDS, "tp1 weights_from=peer", "P050|has no neighbour with memory|say weights_from=host"),
         (WORDS, "tp1 weights_from=host resident=31", "P050|2 slots and 31 resident layers of 32|all layers have room"),
+        (WORDS, "tp1 sums=nccl", "P051|ranks that split a token's work, and there is one"),
         (WORDS, "tp1 sums=star", "P051|ranks that split a token's work, and there is one"),
         (WORDS, "tp1 act_order=gathered", "P051|reorders quantised weights, and none are|weights=int4"),
         (WORDS, "tp1 padding=yes", "W014|padding=yes: policy=vllm-v1|policy=static"),

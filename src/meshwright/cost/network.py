@@ -44,7 +44,7 @@ class Network:
     def __init__(self, fabrics: Fabrics | None = None, *, library: str = "nccl", eager: bool = False):
         self.fabrics = fabrics or shipped()
         self.library, self.eager = library, eager
-        self._curves: dict[tuple[str, str, Group], CollectiveCurve] = {}
+        self._curves: dict[tuple[str, str, Group, bool], CollectiveCurve] = {}
 
     def __call__(self, work: Work, device: Device) -> Estimate | None:
         """Seconds of a collective on each of its ranks; None for other work."""
@@ -53,10 +53,10 @@ class Network:
         group, num_bytes = work.group, work.num_bytes
         if group.size <= 1 or num_bytes <= 0:
             return Estimate(0.0, "network", "fitted", 0.0)
-        key = (device.name, work.op, group)
+        key = (device.name, work.op, group, work.plain)
         curve = self._curves.get(key)
         if curve is None:
-            curve = self._curves[key] = self._curve(work.op, group, device)
+            curve = self._curves[key] = self._curve(work.op, group, device, plain=work.plain)
         seconds = envelope(curve.lines, num_bytes)
         if curve.custom is not None:
             seconds = self._custom(curve, num_bytes, seconds, device)
@@ -67,7 +67,7 @@ class Network:
         decades = log2(low / num_bytes if num_bytes < low else num_bytes / high) / log2(10)
         return Estimate(seconds, "network", beyond, curve.sigma + SPREAD_PER_DECADE * decades)
 
-    def _curve(self, op: str, group: Group, device: Device) -> CollectiveCurve:
+    def _curve(self, op: str, group: Group, device: Device, *, plain: bool = False) -> CollectiveCurve:
         found = [self.fabrics.find(hop, device.name, device.scale_up) for hop in group.hops]
         constants = tuple(on_this(profile.constants, hop) for (profile, _), hop in zip(found, group.hops))
         profile, only_kind = found[-1]
@@ -75,7 +75,8 @@ class Network:
         known = not any(kind for _, kind in found) and op in profile.sigma and not only_kind
         measured = (*profile.ranks, *(hop.reached.ranks for hop in group.hops if _told(op, hop)))
         beyond = max(1.0, group.size / max(measured, default=group.size))
-        custom = profile.custom.get(self.library) if op == "all_reduce" and len(group.hops) == 1 else None
+        one_node = op == "all_reduce" and len(group.hops) == 1 and not plain
+        custom = profile.custom.get(self.library) if one_node else None
         return CollectiveCurve(
             lines=lines(op, group, constants),
             source=_source(profile, op, group.hops[-1]) + ("" if known and beyond == 1.0 else EXTRAPOLATED),

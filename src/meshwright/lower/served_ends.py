@@ -104,8 +104,10 @@ def summed(entries: list[Entry], how: str) -> list[Entry]:
     """Return the entries with sums of tensor-parallel ranks as a plan says."""
     if how == "usual":
         return entries
-    return [e._replace(work=_star(e.work)) if isinstance(e.work, Collective) else e for e in entries]
+    return [e._replace(work=_sum(e.work, how)) if isinstance(e.work, Collective) else e for e in entries]
 
 
-def _star(work: Collective) -> Collective:
-    return msgspec.structs.replace(work, op="star") if work.op == "all_reduce" else work
+def _sum(work: Collective, how: str) -> Collective:
+    if work.op != "all_reduce":
+        return work
+    return msgspec.structs.replace(work, **({"op": "star"} if how == "star" else {"plain": True}))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 TABLES = ("split", "whole", "master")
 SCORES = ("gathered", "local")
-SUMS = ("usual", "star")
+SUMS = ("usual", "nccl", "star")
 PREFIXES = ("each", "once")
 REORDERED = ("aligned", "gathered")
 SOURCES = ("host", "disk", "peer")
@@ -41,8 +41,9 @@ class ServingPlan(msgspec.Struct, frozen=True, kw_only=True):
             2402.05099).
         act_order: rows of quantised weights are reordered by importance; the inner features of an MLP are ``gathered``
             for that between its two products, or the first one's columns were ``aligned`` before (2402.04925).
-        sums: of tensor-parallel ranks: as the library does, or each rank's part goes to one rank and the sum back
-            (``star``; TPI-LLM, 2410.00531).
+        sums: of tensor-parallel ranks: as the engine does, whose kernels read small buffers from their peers; as
+            ``nccl`` does at every size, where an engine has no such kernels or they are switched off; or each rank's
+            part goes to one rank and the sum back (``star``; TPI-LLM, 2410.00531).
         tables: the token table is ``split`` by rows and its results summed; ``whole`` on every rank, to which token ids
             are sent (xFasterTransformer, 2407.00029); or on one rank, the ``master``, which sends embeddings and also
             has the head.
@@ -134,7 +135,13 @@ def _share(text: str) -> str | None:
 def _alone(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
     """Words that have nothing to act on."""
     serving, tp = plan.serving, plan.layout.attention_tp
-    for name, value in (("sums", "star"), ("tables", "whole"), ("tables", "master"), ("scores", "local")):
+    for name, value in (
+        ("sums", "nccl"),
+        ("sums", "star"),
+        ("tables", "whole"),
+        ("tables", "master"),
+        ("scores", "local"),
+    ):
         if getattr(serving, name) == value and tp == 1:
             message = f"{name}={value} is about ranks that split a token's work, and there is one"
             yield wrong("P051", message, f"serving.{name} = {value}", f"drop {name}=, or take a tp")
@@ -194,7 +201,7 @@ FIELDS = (
     ),
     Field(
         name="sums",
-        help="sums of tensor-parallel ranks: as the library does, or over one rank",
+        help="sums of tensor-parallel ranks: as the engine does, by NCCL at every size, or over one rank",
         form=names(*SUMS),
         spelled=KEYED,
         place=304,
