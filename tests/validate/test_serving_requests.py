@@ -5,11 +5,21 @@ import json
 import numpy as np
 import pytest
 
+from meshwright.answer.replica import built
+from meshwright.answer.serving_pools import ServedPools
 from meshwright.cli import main
+from meshwright.cost.engine import engine_profile
+from meshwright.cost.standard import serving_costs
 from meshwright.errors import MeshwrightError
+from meshwright.lower.place import Mesh
+from meshwright.plan import parse as parse_plan
+from meshwright.spec import cluster as clusters
+from meshwright.spec import model as models
+from meshwright.spec.serve import Serve
 from meshwright.validate import serving_requests
 from meshwright.validate.serving import ServingScore
 from meshwright.validate.serving_ranking import ranking
+from meshwright.work import Collective
 
 HEAD = "run,engine,model,hardware,prompt_tokens,output_tokens,arrival_s,first_token_s,last_token_s"
 SERVER = {
@@ -47,27 +57,70 @@ def test_a_server_has_its_own_limits_and_count_of_blocks():
     assert (words.max_batch, words.budget, words.kv_blocks, words.profile) == (64, 2048, 4096, "vllm")
 
 
-def test_a_plan_of_a_published_experiment_takes_its_cache_from_the_file_beside(tmp_path):
+def test_a_machine_whose_rings_were_measured_has_a_port_with_which_they_take_that_long():
+    said, two = {"link_bw": 16, "link_latency": 20000}, clusters.load("2xrtx_pro_6000_server")
+    found = serving_requests._linked(two, said)
+    group = Mesh(parse_plan("tp2").on(2), found).pair(0, 1)
+    for num_bytes in (2**24, 2**28):  # two steps of half of the bytes each: (bytes / 2 / rate + 20 us) * 2
+        work = Collective(op="all_reduce", num_bytes=num_bytes, group=group)
+        ring_s = num_bytes / (16 * 2**30) + 2 * 20e-6
+        assert serving_costs("vllm").price(work, found.islands[0].device).seconds == pytest.approx(ring_s, rel=0.05)
+    assert serving_requests._linked(two, {}) == two  # nothing said: the catalog's
+    alone = clusters.load("1xrtx4090")
+    assert serving_requests._linked(alone, said) == alone  # nobody to talk to
+
+
+def test_a_plan_of_a_published_experiment_makes_room_for_the_prompts_it_may_compute_before_it_counts_its_cache(
+    tmp_path,
+):
     inside = written(tmp_path, {"a": {"plan": {"engine": "vllm", "tp": 1, "pp": 1}}}, engine="vllm (2024)")
-    (inside / "x_max_num_tokens.csv").write_text("model,tp,pp,max_num_tokens\nmeta-llama/Meta-Llama-3-8B,1,1,66144\n")
+    (inside / "x_max_num_tokens.csv").write_text("model,tp,pp,max_num_tokens\nfacebook/opt-13b,1,1,66144\n")
     (path,) = serving_requests.files(tmp_path)
-    row = {"engine": "vllm (2024)", "model": "meta-llama/Meta-Llama-3-8B"}
-    setup = serving_requests._setup(row, {"plan": {"tp": 1, "pp": 1}}, path)
-    words = setup.words
-    assert (words.kv_blocks, words.policy, words.profile) == (66144 // 16, "vllm-v0", "distserve-vllm-2024-04")
+    row = {"engine": "vllm (2024)", "model": "facebook/opt-13b"}
+    words = serving_requests._setup(row, {"plan": {"tp": 1, "pp": 1}}, path).words
+    assert (words.policy, words.profile, words.budget) == ("vllm-v0", "distserve-vllm-2024-04", 65536)
+    # The file beside is the count of the other engine, which keeps no memory for activations. 0.92 of 80 GiB less 25.7
+    # GB of weights leaves 53.3 GB; 65,536 tokens of 2 bytes take 20480 * 2 + 5120 * 2 numbers and more, 6.7 GB at most.
+    assert words.kv_blocks == 0
+    model, on = models.load("opt-13b"), clusters.load("1xa100_80gb_sxm")
+    serve = Serve(rate=1.0, prompt=512, output=64, engine=words)
+    asked = (
+        model,
+        on,
+        serve,
+        parse_plan("tp1").on(1),
+        serve.drawn(),
+        serving_costs("vllm"),
+        engine_profile("distserve-vllm"),
+    )
+    tokens = built(*asked).blocks * words.block
+    kept = 2 * 2 * 40 * 5120  # keys and values of 40 layers of 5,120 numbers of 2 bytes
+    assert (53.3e9 - 6.7e9 - 1.1e9) / kept < tokens < (53.3e9 - 4.0e9) / kept
 
 
 def test_halves_on_devices_of_their_own_are_served_by_two_pools(tmp_path):
     inside = written(tmp_path, {"a": {"plan": {"prefill": "tp2 pp1", "decode": "tp1 pp2"}}}, engine="distserve")
     (path,) = serving_requests.files(tmp_path)
-    setup = serving_requests._setup(
-        {"engine": "distserve"}, {"plan": {"prefill": "tp2 pp1", "decode": "tp1 pp2"}}, path
-    )
+    row = {"engine": "distserve", "model": "meta-llama/Meta-Llama-3-8B"}
+    setup = serving_requests._setup(row, {"plan": {"prefill": "tp2 pp1", "decode": "tp1 pp2"}}, path)
     assert setup.devices == 4 and setup.words.policy == "vllm-v0" and setup.words.profile == "distserve-2024-04"
     (found,) = serving_requests.scored(path)
     assert (inside.name, found.unsupported) == ("serving_requests", "")
     # 512 tokens on two devices: 2 * 8e9 * 512 operations at 0.99e15 a second each are 4 ms and more; 40 ms measured
     assert 0.004 < 0.04 * (1 + found.metrics["ttft_bias"]) < 0.04
+
+
+def test_halves_have_caches_of_the_sizes_that_their_engine_counted_for_the_layout_of_each(tmp_path):
+    halves = {"prefill": "tp2 pp1", "decode": "tp1 pp1"}
+    inside = written(tmp_path, {"a": {"plan": halves}}, engine="distserve")
+    counted = "meta-llama/Meta-Llama-3-8B,2,1,163008\nmeta-llama/Meta-Llama-3-8B,1,1,66144\n"
+    (inside / "x_max_num_tokens.csv").write_text(f"model,tp,pp,max_num_tokens\n{counted}")
+    (path,) = serving_requests.files(tmp_path)
+    ((_, _, run),) = serving_requests.runs(path)
+    assert run.blocks == {"prefill": 163008 // 16, "decode": 66144 // 16}
+    asked = (run.model, run.cluster, run.serve, run.plan, run.requests, serving_costs("vllm"))
+    pools = ServedPools(*asked, engine_profile(run.serve.engine.profile), blocks=run.blocks)
+    assert [one.limits.blocks for one in pools.apart.replicas] == [163008 // 16, 66144 // 16]
 
 
 def test_runs_that_are_not_predicted_say_why_and_the_others_are(tmp_path):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from statistics import NormalDist
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -149,6 +150,7 @@ def _built(
     costs: Costs,
     profile: EngineProfile,
     tables: dict[Hashable, IterationCosts] | None,
+    blocks: Mapping[str, int] = MappingProxyType({}),
 ) -> list[_BuiltPool]:
     """The pools on their devices; prices are shared with other plans where all devices are alike."""
     shared = tables if len(cluster.islands) == 1 else None
@@ -157,7 +159,9 @@ def _built(
     for pool in plan.pools:
         own = cut(cluster, *pool.devices)
         asked = _asked(plan, pool, requests)
-        made = built(model, own, serve, pool.plan, asked, costs, profile, shared)
+        words = msgspec.structs.replace(serve.engine, kv_blocks=blocks.get(pool.name) or serve.engine.kv_blocks)
+        its = msgspec.structs.replace(serve, engine=words)
+        made = built(model, own, its, pool.plan, asked, costs, profile, shared)
         one = alone(pool.plan)
         forward = Forward(model, one, Mesh(one, own), serve.engine.kv, routing=serve.expert_routing)
         out.append(_BuiltPool(pool, own, made, forward, first))
@@ -251,7 +255,8 @@ def _under_errors(
 
 class ServedPools:
     """The replicas of a legal plan of several pools, for many questions about `requests`: when each has its tokens, and
-    under errors of the costs."""
+    under errors of the costs. `blocks` are the cache blocks of a replica of each pool by name, where an engine counted
+    them; of others there are as many as memory leaves, or as the workload says."""
 
     def __init__(
         self,
@@ -263,9 +268,10 @@ class ServedPools:
         costs: Costs,
         profile: EngineProfile,
         tables: dict[Hashable, IterationCosts] | None = None,
+        blocks: Mapping[str, int] = MappingProxyType({}),
     ):
         self.serve, self.profile = serve, profile
-        pools = _built(model, cluster, serve, plan, requests, costs, profile, tables)
+        pools = _built(model, cluster, serve, plan, requests, costs, profile, tables, blocks)
         self.apart, self.sigma = _apart(cluster, serve, plan, pools, requests, costs)
 
     def served(self, requests: Requests) -> ServedRequests:

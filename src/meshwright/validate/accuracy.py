@@ -97,7 +97,9 @@ DECLARED = """Chosen once, looking at the rows, and not again in each fold:
 - the ends of what is believable, and the constants of memory, which are fitted by model;
 - of served rows: that engines run the faster of two kernels for experts' products in four bits, which rows of the B200
   and the H100 speak for; that the workers of each stage of DistServe's engine take the host's times, which its runs
-  with a pipeline of two do, and which of its launch script's settings count."""
+  with a pipeline of two do, and which of its launch script's settings count: of two versions the one whose room for
+  prompts leaves vLLM the cache that its saturated runs fill, while DistServe's runs fill the caches of its own count;
+  that a configuration's link is what rings take."""
 DEFINITIONS = """## What the figures mean
 
 Errors are |predicted / measured - 1|; bias is the mean of predicted / measured - 1. *Trivial* is the mean error of

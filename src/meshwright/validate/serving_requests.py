@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -22,9 +23,11 @@ from meshwright.answer.replica import built, served_by
 from meshwright.answer.serving_pools import ServedPools
 from meshwright.cost import Costs
 from meshwright.cost.engine import EngineProfile, engine_profile, engines
+from meshwright.cost.fabric import shipped
 from meshwright.cost.standard import serving_costs
 from meshwright.errors import MeshwrightError
-from meshwright.plan import Plan
+from meshwright.lower.place import Mesh
+from meshwright.plan import Layout, Plan
 from meshwright.plan import parse as parse_plan
 from meshwright.spec import cluster as clusters
 from meshwright.spec import model as models
@@ -45,14 +48,19 @@ PLANS_ENGINE = "distserve"
 #: What its evaluation launches both engines with (evaluation/2-benchmark-serving/2-start-api-server.py): tokens of a
 #: cache block, share of a device's memory, most requests at a time, and bytes of the host that evicted caches go to.
 PLANS_BLOCK, PLANS_MEMORY, PLANS_BATCH, PLANS_SWAP = 16, 0.92, 1024, 16 * 2.0**30
+#: The same: most tokens of prompts in an iteration of vLLM, which it makes room for before it counts its cache, and of
+#: DistServe's first half.
+PLANS_TOKENS, HALVES_TOKENS = 65536, 32768
 
 
 class Setup(NamedTuple):
-    """The setup of a run: the engine's profile and its words, the plan, and how many devices that has."""
+    """The setup of a run: the engine's profile and its words, the plan, how many devices that has, and the cache
+    blocks of each of its pools where the engine counted them."""
 
     words: EngineWords
     plan: str
     devices: int
+    blocks: Mapping[str, int] = MappingProxyType({})
 
 
 class RunScore(NamedTuple):
@@ -72,7 +80,8 @@ def files(folder: Path) -> list[Path]:
 
 
 class MeasuredRun(NamedTuple):
-    """A run as a question, and its measured seconds to the first token and per token [requests] (``nan``: none)."""
+    """A run as a question, with the cache ``blocks`` of its pools by name where they are known, and its measured
+    seconds to the first token and per token [requests] (``nan``: none)."""
 
     run: str
     model: Model
@@ -81,6 +90,7 @@ class MeasuredRun(NamedTuple):
     plan: Plan
     requests: Requests
     measured: dict[str, np.ndarray]
+    blocks: Mapping[str, int] = MappingProxyType({})
 
     def times(self, profile: EngineProfile, costs: Costs) -> Times:
         """Return the predicted times of its requests in an engine.
@@ -90,7 +100,7 @@ class MeasuredRun(NamedTuple):
         """
         asked = (self.model, self.cluster, self.serve, self.plan, self.requests, costs, profile)
         if self.plan.several:
-            return times_of(self.requests, ServedPools(*asked).served(self.requests))
+            return times_of(self.requests, ServedPools(*asked, blocks=self.blocks).served(self.requests))
         made = built(*asked)
         if made.replica is None:
             raise unsupported("the weights leave no room for a cache")
@@ -159,7 +169,7 @@ def _asked(run: str, rows: list[dict[str, str]], config: dict[str, Any], path: P
         output=column["output_tokens"].astype(np.int64),
     )
     model = msgspec.structs.replace(models.load(rows[0]["model"]), max_seq_len=0)
-    cluster = clusters.load(f"{setup.devices}x{rows[0]['hardware']}")
+    cluster = _linked(clusters.load(f"{setup.devices}x{rows[0]['hardware']}"), config.get("cluster", {}))
     plan, serve = (
         parse_plan(setup.plan).on(cluster.num_devices),
         Serve(rate=1.0, prompt=1, output=1, engine=setup.words),
@@ -170,7 +180,24 @@ def _asked(run: str, rows: list[dict[str, str]], config: dict[str, Any], path: P
             "ttft": column["first_token_s"] - column["arrival_s"],
             "tpot": np.where(more > 0, (column["last_token_s"] - column["first_token_s"]) / more, np.nan),
         }
-    return MeasuredRun(run, model, cluster, serve, plan, requests, measured)
+    return MeasuredRun(run, model, cluster, serve, plan, requests, measured, setup.blocks)
+
+
+def _linked(cluster: Cluster, said: dict[str, Any]) -> Cluster:
+    """Return the cluster of a run with the link between its devices as LLMServingSim's configuration of the machine
+    says it. These figures are what rings take, fitted to collectives of its authors' machine: so many 2^30 bytes a
+    second, and nanoseconds of each step (its docs/reference/cluster-config.md). The port and its latency are those with
+    which rings over such a fabric come to them. Where nothing is said the link is the catalog's."""
+    rate, step_ns = said.get("link_bw"), said.get("link_latency")
+    known = all(isinstance(value, int | float) and value > 0 for value in (rate, step_ns))
+    if not known or cluster.num_devices < 2:
+        return cluster
+    (island,), pair = cluster.islands, Mesh(Plan(layout=Layout(dp=cluster.num_devices)), cluster).pair(0, 1)
+    ring = shipped().find(pair.hops[0], island.device.name, island.device.scale_up)[0].constants
+    port = {"gb_s": rate * 2**30 / 1e9 / ring.all_reduce, "latency_us": step_ns / 1e3 / ring.step_simple}
+    levels = (level if level.scale_out else msgspec.structs.replace(level, **port) for level in island.levels)
+    linked = msgspec.structs.replace(island, levels=tuple(levels))
+    return msgspec.structs.replace(cluster, islands=(linked,))
 
 
 def errors(run: MeasuredRun, times: Times) -> dict[str, float]:
@@ -206,37 +233,39 @@ def _setup(row: dict[str, str], config: dict[str, Any], path: Path) -> Setup:
     if plan.get("prefill") == "unknown":
         raise unsupported("plan not stated")
     if plan.get("prefill"):
-        return _of_halves(plan["prefill"], plan["decode"])
+        return _of_halves(plan["prefill"], plan["decode"], lambda tp, pp: _cache_tokens(path, row["model"], tp, pp))
     tp, pp = int(plan.get("tp", 1)), int(plan.get("pp", 1))
-    tokens, name = _cache_tokens(path, row["model"], tp, pp), f"{PLANS_ENGINE}-{family(row['engine'])}"
+    name = f"{PLANS_ENGINE}-{family(row['engine'])}"
     words = EngineWords(
         policy="vllm-v0",
         profile=dated(name if name in engines() else family(row["engine"]), PLANS_DATE),
-        kv_blocks=tokens // PLANS_BLOCK,
         block=PLANS_BLOCK,
+        budget=PLANS_TOKENS,
         max_batch=PLANS_BATCH,
         memory=PLANS_MEMORY,
     )
     return Setup(words, f"tp{tp} pp{pp}", tp * pp)
 
 
-def _of_halves(prefill: str, decode: str) -> Setup:
-    """Return the setup of DistServe's engine: a replica of each half, next to each other. Its own counts of cache
-    tokens are of one layout each, so that both caches are what the devices' memory leaves. What has no room is
-    swapped."""
-    sizes = [parse_plan(half).on(1).layout.num_ranks for half in (prefill, decode)]
-    middle, end = sizes[0], sum(sizes)
+def _of_halves(prefill: str, decode: str, counted: Callable[[int, int], int]) -> Setup:
+    """Return the setup of DistServe's engine: a replica of each half, next to each other, whose caches hold what the
+    engine `counted` for its layout (0: what the devices' memory leaves). What has no room is swapped."""
+    halves = {"prefill": prefill, "decode": decode}
+    layouts = {name: parse_plan(half).on(1).layout for name, half in halves.items()}
+    middle, end = layouts["prefill"].num_ranks, sum(one.num_ranks for one in layouts.values())
     plan = f"prefill=[{prefill} dp1 on=0:{middle}] + decode=[{decode} dp1 on={middle}:{end}] prefill->decode:kv"
     words = EngineWords(
         policy="vllm-v0",
         profile=dated(PLANS_ENGINE, PLANS_DATE),
         block=PLANS_BLOCK,
+        budget=HALVES_TOKENS,
         max_batch=PLANS_BATCH,
         memory=PLANS_MEMORY,
         preempt="swap",
         host_bytes=PLANS_SWAP,
     )
-    return Setup(words, plan, end)
+    tokens = {name: counted(one.tp, one.pp) for name, one in layouts.items()}
+    return Setup(words, plan, end, {name: count // PLANS_BLOCK for name, count in tokens.items()})
 
 
 def _of_server(row: dict[str, str], meta: dict[str, Any]) -> Setup:
