@@ -23,6 +23,7 @@ from meshwright.serving.fcfs import POLICY as FCFS
 from meshwright.serving.gate import AdmissionGate
 from meshwright.serving.prefix_cache import PrefixCache
 from meshwright.serving.pulling import Offered, Pull, gives_up, pulls
+from meshwright.serving.reloading import forget
 
 #: Past answers whose lengths an engine remembers.
 REMEMBERED = 1000
@@ -49,12 +50,13 @@ class Arrived(msgspec.Struct, frozen=True, tag=True):
 class Computed(msgspec.Struct, frozen=True, tag=True):
     """The iteration is over (as often as ``times``, where it was repeated), and these requests are answered.
     ``accepted`` are the guessed tokens that came true, by (number, tokens); ``withdrawn`` took part, and nobody needs
-    their answers any more."""
+    their answers any more. ``reloaded``: there are new parameters, by which the whole cache is computed again."""
 
     finished: tuple[int, ...] = ()
     times: int = 1
     accepted: tuple[tuple[int, int], ...] = ()
     withdrawn: tuple[int, ...] = ()
+    reloaded: bool = False
 
 
 class Withdrawn(msgspec.Struct, frozen=True, tag=True):
@@ -310,7 +312,8 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
                 self._after(state, event)
                 if event.withdrawn:
                     self._leave(state, set(event.withdrawn))
-                return self._next(state)
+                gone = [Evict(number) for number in forget(state)] if event.reloaded else ()
+                return state, (*gone, *self._next(state)[1])
             case Resized():
                 resize(state, event)
                 return (state, ()) if state.busy else self._next(state)

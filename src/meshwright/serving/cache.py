@@ -185,6 +185,9 @@ class KvCache:
         else:
             one.computed = 0
 
+    def forget(self) -> None:
+        """Drop all that is kept of requests that have left; nobody runs."""
+
     def back(self, one: EngineRequest) -> None:
         """Bring what was swapped of a request back, which holds its blocks again."""
         kept = self.limits.blocks_for(one.computed)

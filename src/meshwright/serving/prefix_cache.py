@@ -141,6 +141,13 @@ class PrefixCache(KvCache):
         one.blocks = one.units = one.matched = 0
         self._release(one)
 
+    def forget(self) -> None:
+        """Drop all units, here and in the host's memory; nobody holds any."""
+        self.bare += self.unit_blocks * len(self.idle)
+        self.host_free += self.unit_blocks * len(self.host)
+        for kept in (self.refs, self.idle, self.host, self.left):
+            kept.clear()
+
     def _keep_last(self, names: tuple[int, ...]) -> None:
         """Give up what nobody holds of requests that left before the last so many."""
         self.left.append(names)

@@ -138,8 +138,9 @@ class Clock:
     """One replica on a virtual clock: its decider, the iterations under way, and the times recorded of every request.
 
     Without ``skips`` every iteration is simulated by itself, and every sequence in it. One that ``logs`` keeps what it
-    tells its decider. An engine that ``parks`` is the first half of a divided one: its requests end with their first
-    token and keep their cache until they are withdrawn."""
+    tells its decider; one that ``reloads`` has new parameters behind the iteration under way. An engine that ``parks``
+    is the first half of a divided one: its requests end with their first token and keep their cache until they are
+    withdrawn."""
 
     def __init__(
         self, replica: Replica, requests: Requests, *, skips: bool = True, parks: bool = False, logs: bool = False
@@ -169,6 +170,7 @@ class Clock:
         self.pulls: list[int] = []
         self.asks: list[Borrow] = []
         self.elsewhere: Callable[[Iterate, Took], Took] | None = None
+        self.reloads = False
 
     def tell(self, event: Arrived | Computed | Withdrawn | Offered | Resized) -> None:
         """Tell the decider what happened, and note what it decides."""
@@ -369,7 +371,8 @@ class Clock:
 
     def computed(self, finished: Sequence[int], withdrawn: Sequence[int] = ()) -> None:
         """Tell the decider that the iterations are over, which requests are answered, and which nobody needs."""
-        self.tell(Computed(tuple(finished), self.times, self.accepted, tuple(withdrawn)))
+        reloaded, self.reloads = self.reloads, False
+        self.tell(Computed(tuple(finished), self.times, self.accepted, tuple(withdrawn), reloaded))
 
     def served(self) -> ServedRequests:
         """Return the records of all requests; -1 of those that were not served."""
