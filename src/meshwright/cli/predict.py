@@ -1,4 +1,5 @@
-"""``meshwright predict``: one training step of one plan, the serving of requests or the making of images under one."""
+"""``meshwright predict``: one training step of one plan, the serving of requests or the making of images under one, or
+a reinforcement-learning job."""
 
 from __future__ import annotations
 
@@ -6,7 +7,19 @@ import msgspec
 
 from meshwright.cli import options
 from meshwright.cli.output import console, note, print_json, unwritable
-from meshwright.cli.question import DENOISE, GOAL, OPTIONAL, OR_SERVED, SERVE, WANTED, WORLD, asked, read_all, unserved
+from meshwright.cli.question import (
+    DENOISE,
+    GOAL,
+    OPTIONAL,
+    OR_SERVED,
+    ROLLOUT,
+    SERVE,
+    WANTED,
+    WORLD,
+    asked,
+    read_all,
+    unserved,
+)
 
 DESCRIPTION = """Predict one training step: does the plan fit, how long does it take, where does the time go.
 
@@ -15,6 +28,8 @@ Say MODEL, --on, --train and --plan, or name a question.toml that says them; opt
 With --serve in place of --train: how fast requests are answered (TTFT, TPOT), and whether objectives are kept.
 
 With --denoise in place of --train: how long a diffusion model takes to make images.
+
+With --rollout beside --train: how fast a reinforcement-learning job generates answers and trains on them.
 
 With --tokens also the whole training run: how long, what it costs, and whether --days and --budget are met; with
 --world simulated failure by failure.
@@ -36,6 +51,10 @@ class PredictOptions(msgspec.Struct, frozen=True, kw_only=True):
     denoise: options.text("IMAGES", "images=1,size=1024,steps=50 of a diffusion model: meshwright explain denoise.") = (
         ""
     )
+    rollout: options.text(
+        "ROLLOUTS",
+        "prompts=512,samples=16,prompt=1024,output=8192 of reinforcement learning: meshwright explain rollout.",
+    ) = ""
     plan: options.text("PLAN", "Words such as 'tp8 pp4 vpp5 zero1', or a .toml file: meshwright explain plan.") = ""
     framework: options.text("NAME", "Whose host and memory costs: meshwright catalog frameworks.") = ""
     tokens: options.TOKENS = ""
@@ -59,8 +78,12 @@ class PredictOptions(msgspec.Struct, frozen=True, kw_only=True):
 def run(argv: list[str]) -> int:
     """0 when the plan fits, in time and budget if those were asked; 1 when it does not."""
     given, wrong = options.read(PredictOptions, argv, command="predict", description=DESCRIPTION)
-    said = {field: getattr(given, field) for field in (*WANTED, *OPTIONAL, *GOAL, *WORLD, *SERVE, *DENOISE)}
+    said = {field: getattr(given, field) for field in (*WANTED, *OPTIONAL, *GOAL, *WORLD, *SERVE, *DENOISE, *ROLLOUT)}
     question = asked(said)
+    if question.rollout:
+        from meshwright.cli.rollouts import predict_rolled_out
+
+        return predict_rolled_out(question, given, wrong)
     if question.denoise:
         from meshwright.cli.denoising import predict_denoised
 

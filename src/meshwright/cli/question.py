@@ -53,6 +53,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     world: str = ""
     serve: str = ""
     denoise: str = ""
+    rollout: str = ""
     base: Path = Path()
 
 
@@ -63,6 +64,8 @@ WORLD = ("world",)
 #: What is asked in place of a training step.
 SERVE = ("serve",)
 DENOISE = ("denoise",)
+#: What is asked beside one.
+ROLLOUT = ("rollout",)
 #: Field -> how it is written on the command line, for what is missing.
 WANTED = {
     "model": "MODEL, a catalog name or a config.json (meshwright catalog models)",
@@ -137,7 +140,7 @@ def loads(text: str, path: str) -> Question:
     wrong = [
         _wrong(key, value, path)
         for key, value in table.items()
-        if key not in (*WANTED, *OPTIONAL, *GOAL, *WORLD, *SERVE, *DENOISE, "title") or not _is_text(value)
+        if key not in (*WANTED, *OPTIONAL, *GOAL, *WORLD, *SERVE, *DENOISE, *ROLLOUT, "title") or not _is_text(value)
     ]
     if wrong:
         raise MeshwrightError(wrong)
@@ -409,7 +412,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _wrong(key: str, value: Any, path: str) -> Diagnostic:
-    known = ["format_version", *WANTED, *OPTIONAL, *GOAL, *WORLD, *SERVE, *DENOISE, "title"]
+    known = ["format_version", *WANTED, *OPTIONAL, *GOAL, *WORLD, *SERVE, *DENOISE, *ROLLOUT, "title"]
     if key not in known:
         return Diagnostic(code="X008", message=f"unknown key {key!r}", place=path, help=nearest(key, known))
     return Diagnostic(

@@ -38,14 +38,15 @@ _YES_NO = {"yes": True, "no": False}
 
 class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     """The rollouts of a job. A step trains on ``samples`` answers to each of ``prompts`` prompts, in ``updates``
-    optimizer steps of an equal share each, after ``forwards`` further forward passes over all of them (log-probabilities
-    under the policy before its updates, as PPO wants them). Answers end at ``cut`` tokens (0: nowhere).
+    optimizer steps of an equal share each, after ``forwards`` further forward passes over all of them (for PPO, the
+    log-probabilities under the policy before its updates). Answers end at ``cut`` tokens (0: nowhere).
 
     ``devices`` generate under the words of ``plan`` (0: those that train do, in turn; ``best``: as many as are best).
     ``control`` is one of :data:`CONTROLS`, ``staleness`` the most updates that parameters may be older than those that
     train on their answers. ``interrupt``: new parameters interrupt answers that are generated, whose keys and values
     are computed again; without, they wait until all of these have ended. ``steps`` training steps are simulated (0: as
-    many as it takes). ``serve`` has the lengths and the engine.
+    many as it takes). ``against`` says what it is laid beside: ``sync``, the same job where all devices generate, then
+    train. ``serve`` has the lengths and the engine.
     """
 
     prompts: int
@@ -60,6 +61,7 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     updates: int = 1
     forwards: int = 1
     steps: int = 0
+    against: str = ""
     words: str = ""
 
     @property
@@ -88,11 +90,11 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     def synchronous(self) -> Rollout:
         """Return the same where all devices generate, then train."""
         kept = [w for w in self.words.split(",") if w.partition("=")[0].strip().lower() not in _OF_POOLS]
-        return msgspec.structs.replace(self, devices=0, control=SYNC, staleness=0, words=",".join(kept))
+        return msgspec.structs.replace(self, devices=0, control=SYNC, staleness=0, against="", words=",".join(kept))
 
 
 #: Words of rollouts on devices of their own.
-_OF_POOLS = ("devices", "control", "staleness", "interrupt")
+_OF_POOLS = ("devices", "control", "staleness", "interrupt", "against")
 
 
 def _put(words: str, key: str, value: str) -> str:
@@ -122,7 +124,8 @@ _READERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "interrupt": (_YES_NO.get, "yes or no"),
     "updates": (_count(1024), "a whole number from 1 to 1,024"),
     "forwards": (_count(16, 0), "a whole number from 0 to 16"),
-    "steps": (_count(MOST_STEPS), f"a whole number from 1 to {MOST_STEPS:,}"),
+    "steps": (_count(MOST_STEPS, 2), f"a whole number from 2 to {MOST_STEPS:,}"),
+    "against": (lambda text: text if text == SYNC else None, SYNC),
 }
 _ENGINE = tuple(key for key in ENGINE_READERS if key not in _ELSEWHERE)
 #: Keys that rollouts may say.
@@ -166,7 +169,7 @@ def parse(text: str, *, place: str = "--rollout", base: Path = Path()) -> Rollou
     try:
         serve = parse_serve(f"batch=1,{served}", place=place, base=base)
     except MeshwrightError as error:
-        found += error.diagnostics
+        found += [msgspec.structs.replace(d, place=d.place.replace(f"batch=1,{served}", text)) for d in error.diagnostics]
     if found:
         raise MeshwrightError(found)
     if "control" not in values:
@@ -183,6 +186,8 @@ def _contradictions(given: dict[str, str], values: dict[str, Any], bad: Callable
         if said and "devices" not in given and said not in (SYNC, "0"):
             help = "say devices= too, such as devices=48 or devices=best; or drop it: all devices generate, then train"
             bad("W005", f"{key}={said} is of devices that generate while others train", help)
+    if "against" in given and "devices" not in given:
+        bad("W005", "against=sync, and all devices generate, then train", "say devices=, or drop against=")
     if control == ASYNC and not staleness:
         help = "for example staleness=4: parameters may be 4 updates older than those that train on their answers"
         bad("W003", "control=async does not say how old parameters may be", help)
