@@ -8,7 +8,7 @@ import msgspec
 
 from meshwright.answer.metrics import Metric
 from meshwright.answer.prediction import FORMAT_VERSION, Assumption, RankMemory
-from meshwright.answer.rollout_sides import Sending
+from meshwright.answer.rollout_sides import ParametersSent
 from meshwright.plan import Plan
 from meshwright.quantity import seconds
 from meshwright.simulate.rollouts import RolledOut
@@ -55,7 +55,7 @@ class RolloutPrediction(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[int, int]
     fits: bool
     memory: tuple[RankMemory, ...]
-    sending: Sending
+    sending: ParametersSent
     step_s: Metric
     assumptions: tuple[Assumption, ...]
     cautions: tuple[str, ...]

@@ -156,7 +156,7 @@ def several() -> Diagnostic:
     return Diagnostic(code="W020", message="rollouts by several pools", place="--rollout plan=", help=help)
 
 
-class Sending(msgspec.Struct, frozen=True, kw_only=True):
+class ParametersSent(msgspec.Struct, frozen=True, kw_only=True):
     """New parameters on their way, in seconds: shards are ``gathered`` where they were trained, and ``sent`` to every
     device that generates."""
 
@@ -171,7 +171,7 @@ class Sending(msgspec.Struct, frozen=True, kw_only=True):
 
 def sending(
     model: Model, cluster: Cluster, trained: Cluster, plan: Plan, generates: Plan, apart: bool, costs: Costs
-) -> Sending:
+) -> ParametersSent:
     """Return how long new parameters are on their way from the layout of `plan`, on the part of a cluster that trains,
     to that of `generates`.
 
@@ -187,13 +187,13 @@ def sending(
 
     if not apart:
         if not sharded and (ours.tp, ours.pp) == (theirs.tp, theirs.pp):
-            return Sending(gathered_s=0.0, sent_s=0.0)
+            return ParametersSent(gathered_s=0.0, sent_s=0.0)
         size = theirs.tp * theirs.pp
         group = Mesh(Plan(layout=Layout(dp=cluster.num_devices)), cluster).along(size, cluster.num_devices // size)
-        return Sending(gathered_s=price("all_gather", whole / size, group), sent_s=0.0)
+        return ParametersSent(gathered_s=price("all_gather", whole / size, group), sent_s=0.0)
     gathered = 0.0
     if sharded:
         gathered = price("all_gather", whole / (ours.tp * ours.pp), Mesh(plan, trained).group("cp", "dp"))
     generating = cluster.num_devices - trained.num_devices
     group = Mesh(Plan(layout=Layout(dp=cluster.num_devices)), cluster).along(1, 1 + generating)
-    return Sending(gathered_s=gathered, sent_s=price("broadcast", whole, group))
+    return ParametersSent(gathered_s=gathered, sent_s=price("broadcast", whole, group))

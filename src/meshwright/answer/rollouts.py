@@ -13,7 +13,14 @@ from meshwright.answer.metrics import Metric
 from meshwright.answer.prediction import Assumption, RankMemory
 from meshwright.answer.replica import BuiltReplica, served_by
 from meshwright.answer.rollout_answer import DevicesSpent, RolloutPrediction, SplitOfDevices
-from meshwright.answer.rollout_sides import OUTER, Sending, TrainedSide, generating_replica, sending, trained_side
+from meshwright.answer.rollout_sides import (
+    OUTER,
+    ParametersSent,
+    TrainedSide,
+    generating_replica,
+    sending,
+    trained_side,
+)
 from meshwright.cost import Costs
 from meshwright.cost.engine import engine_profile
 from meshwright.cost.standard import serving_costs
@@ -96,7 +103,7 @@ class _Job:
         self.made: BuiltReplica = generating_replica(
             model, generates, serve, self.generates, lengths, serving_prices, self.profile, taken
         )
-        self.sending: Sending = sending(
+        self.sending: ParametersSent = sending(
             model, cluster, trains, self.plan, self.generates, rollout.apart, serving_prices
         )
         self.num_trains, self.num_generates = trains.num_devices, generates.num_devices
@@ -159,7 +166,7 @@ class _Job:
         return said if out is None else msgspec.structs.replace(said, **self._measured(out, share, warm, shown))
 
     def _measured(self, out: RolledOut, share: float, warm: int, shown: int) -> dict:
-        """What the measured steps say; all devices of a side together make so many times what was simulated."""
+        """The fields that the measured steps say, of all devices where a ``share`` was simulated."""
         before, last = out.steps[warm - 1], out.steps[-1]
         some, count = out.steps[warm:], len(out.steps) - warm
         step = (last.end_s - before.end_s) / count

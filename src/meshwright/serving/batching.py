@@ -90,10 +90,12 @@ class Iterate(msgspec.Struct, frozen=True, tag=True):
 
 
 class Evict(msgspec.Struct, frozen=True, tag=True):
-    """Drop the cache of a request, which is computed again later; or it was ``swapped`` to the host's memory."""
+    """Drop the cache of a request, which is computed again later; or it was ``swapped`` to the host's memory. So many
+    computed tokens of it were ``void``, as there are new parameters."""
 
     number: int
     swapped: bool = False
+    void: int = 0
 
 
 class Admit(msgspec.Struct, frozen=True, tag=True):
@@ -312,7 +314,7 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
                 self._after(state, event)
                 if event.withdrawn:
                     self._leave(state, set(event.withdrawn))
-                gone = [Evict(number) for number in forget(state)] if event.reloaded else ()
+                gone = [Evict(number, void=void) for number, void in forget(state)] if event.reloaded else ()
                 return state, (*gone, *self._next(state)[1])
             case Resized():
                 resize(state, event)

@@ -12,14 +12,16 @@ if TYPE_CHECKING:
     from meshwright.serving.batching import EngineState
 
 
-def forget(state: EngineState) -> list[int]:
+def forget(state: EngineState) -> list[tuple[int, int]]:
     """Let everybody who runs wait again, before all others and in the same order, with nothing computed, and drop all
-    that the cache kept of others; returns who ran, the last first."""
+    that the cache kept of others; returns who ran, the last first, with the tokens that were computed of them."""
     gone = [one for one in reversed(state.running) if not one.done]
     state.running[:] = [one for one in state.running if one.done]
+    found = []
     for one in gone:
         if one in state.cohort:
             state.cohort.leave(one)
+        found.append((one.number, one.computed))
         one.running = False
         state.cache.drop(one)
         one.computed = 0
@@ -31,4 +33,4 @@ def forget(state: EngineState) -> list[int]:
         if not one.blocks:
             one.computed = 0
     state.cache.forget()
-    return [one.number for one in gone]
+    return found

@@ -31,7 +31,7 @@ from meshwright.world.rollouts import (
     ParametersLoaded,
     RolloutControl,
     StepTrained,
-    TrainOn,
+    TrainGroups,
 )
 
 
@@ -78,8 +78,13 @@ class RolledOut(msgspec.Struct, frozen=True, kw_only=True):
 class Generating(Protocol):
     """The replicas as a job sees them."""
 
-    interrupted: int
-    recomputed: int
+    @property
+    def interrupted(self) -> int:
+        """Answers during which new parameters came, one for each time."""
+
+    @property
+    def recomputed(self) -> int:
+        """Tokens computed again for that."""
 
     def ask(self, first: int, count: int, now: float) -> None:
         """Generate the answers of so many groups from now on."""
@@ -99,7 +104,7 @@ class TrainingSide:
         self.state = job.control.begin()
         self.ends = self.loaded = inf
         self.free_s = 0.0
-        self.under_way: tuple[float, TrainOn] | None = None
+        self.under_way: tuple[float, TrainGroups] | None = None
         self.steps: list[RolledStep] = []
         self.log: list[LogEntry] = []
         self.ended = 0
@@ -125,7 +130,7 @@ class TrainingSide:
         for decision in decisions:
             if isinstance(decision, AskGroups):
                 self.generating.ask(decision.first, decision.count, now)
-            elif isinstance(decision, TrainOn):
+            elif isinstance(decision, TrainGroups):
                 begin = max(now, self.free_s)
                 self.under_way = begin, decision
                 self.ends = begin + self.job.train_s(int(self.tokens[list(decision.groups)].sum()))
@@ -143,7 +148,8 @@ class TrainingSide:
                 at, self.ends = self.ends, inf
                 self._trained(at)
                 self.free_s = at + self.job.load_s
-                self.tell(StepTrained(), at)
+                if not self.done:
+                    self.tell(StepTrained(), at)
 
     def _trained(self, at: float) -> None:
         assert self.under_way is not None
@@ -230,7 +236,7 @@ class Flow:
             clock.elsewhere = lambda run, took, clock=clock: self._after_loading(clock, run, took)
         self.open = np.full(len(job.requests) // job.samples, job.samples)
         self.ended: list[int] = []
-        self.interrupted = self.recomputed = 0
+        self.together = not router.looks and not any(front.there for front in self.pool.fronts)
         self.side = TrainingSide(job, self)
         self.side.loaded = 0.0
 
@@ -243,8 +249,17 @@ class Flow:
 
     def ask(self, first: int, count: int, now: float) -> None:
         """Generate the answers of so many groups from now on."""
-        each = self.job.samples
-        self.pool.arrive(range(first * each, (first + count) * each), now)
+        each, pool = self.job.samples, self.pool
+        numbers = range(first * each, (first + count) * each)
+        if not self.together:
+            pool.arrive(numbers, now)
+            return
+        told: dict[int, list[NewRequest]] = {}
+        for number in numbers:
+            door = pool.router.choose(pool.said[number], pool.seen) if len(self.doors) > 1 else 0
+            told.setdefault(door, []).append(pool.said[number])
+        for door, requests in told.items():
+            pool.send(door, requests, now)
 
     def load(self, now: float, until_s: float) -> None:
         """Load new parameters behind the iterations under way, and compute what the caches hold again."""
@@ -255,9 +270,16 @@ class Flow:
             clock.reloads = True
             if clock.times > 1:
                 self.pool.cut(which, now)
-            running = clock.state.running
-            self.interrupted += len(running)
-            self.recomputed += sum(one.computed for one in running)
+
+    @property
+    def interrupted(self) -> int:
+        """Answers during which new parameters came, one for each time."""
+        return sum(len(clock.void) for clock in self.pool.clocks)
+
+    @property
+    def recomputed(self) -> int:
+        """Tokens computed again for that."""
+        return sum(sum(clock.void) for clock in self.pool.clocks)
 
     def busy_s(self, now: float) -> float:
         """Return the seconds until now in which replicas were not idle, summed over them."""

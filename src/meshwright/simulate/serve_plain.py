@@ -171,6 +171,7 @@ class Clock:
         self.asks: list[Borrow] = []
         self.elsewhere: Callable[[Iterate, Took], Took] | None = None
         self.reloads = False
+        self.void: list[int] = []
 
     def tell(self, event: Arrived | Computed | Withdrawn | Offered | Resized) -> None:
         """Tell the decider what happened, and note what it decides."""
@@ -186,6 +187,8 @@ class Clock:
                 self.evicted[decision.number] += 1
                 self.together.leave(decision.number)
                 self.swaps += decision.swapped
+                if decision.void:
+                    self.void.append(decision.void)
             elif isinstance(decision, Admit) and self.scheduled[decision.number] < 0:
                 self.scheduled[decision.number] = self.now
                 self.cached[decision.number] = decision.cached

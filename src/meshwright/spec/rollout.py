@@ -169,7 +169,9 @@ def parse(text: str, *, place: str = "--rollout", base: Path = Path()) -> Rollou
     try:
         serve = parse_serve(f"batch=1,{served}", place=place, base=base)
     except MeshwrightError as error:
-        found += [msgspec.structs.replace(d, place=d.place.replace(f"batch=1,{served}", text)) for d in error.diagnostics]
+        found += [
+            msgspec.structs.replace(d, place=d.place.replace(f"batch=1,{served}", text)) for d in error.diagnostics
+        ]
     if found:
         raise MeshwrightError(found)
     if "control" not in values:

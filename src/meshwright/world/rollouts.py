@@ -35,7 +35,7 @@ class StepTrained(msgspec.Struct, frozen=True, tag=True):
 
 
 class ParametersLoaded(msgspec.Struct, frozen=True, tag=True):
-    """What generates has the newest version."""
+    """The version that was asked for is there where answers are generated."""
 
 
 class AskGroups(msgspec.Struct, frozen=True, tag=True):
@@ -45,7 +45,7 @@ class AskGroups(msgspec.Struct, frozen=True, tag=True):
     count: int
 
 
-class TrainOn(msgspec.Struct, frozen=True, tag=True):
+class TrainGroups(msgspec.Struct, frozen=True, tag=True):
     """Train a step on these groups, whose ages are ``stale`` versions."""
 
     groups: tuple[int, ...]
@@ -73,8 +73,9 @@ class RolloutState(msgspec.Struct):
 
 class RolloutControl(msgspec.Struct, frozen=True, kw_only=True):
     """The decider: ``batch`` groups a step, at most ``bound`` versions old; at most ``room`` open at a time (0: any
-    number). Asked for in ``waves``, or as soon as the bound allows. ``interrupts``: parameters are loaded while answers
-    are under way; else none is asked for from a new version on until it is loaded, which is when none is open."""
+    number). Asked for in ``waves`` by the version that is loaded when the last one has ended, or as soon as the bound
+    allows. ``interrupts``: parameters are loaded while answers are under way; else none is asked for from a new version
+    on until it is loaded, which is when none is open."""
 
     batch: int
     bound: int = 0
@@ -88,7 +89,7 @@ class RolloutControl(msgspec.Struct, frozen=True, kw_only=True):
 
     def decide(
         self, state: RolloutState, event: GroupsEnded | StepTrained | ParametersLoaded
-    ) -> tuple[RolloutState, tuple[AskGroups | TrainOn | LoadParameters, ...]]:
+    ) -> tuple[RolloutState, tuple[AskGroups | TrainGroups | LoadParameters, ...]]:
         """The state after an event, and what is to be done; the first event is that version 0 is loaded."""
         match event:
             case GroupsEnded(groups=groups):
@@ -106,7 +107,7 @@ class RolloutControl(msgspec.Struct, frozen=True, kw_only=True):
         return state, found
 
     def _ask(self, state: RolloutState) -> tuple[AskGroups, ...]:
-        if state.loaded < state.trained or (self.waves and state.open):
+        if state.open if self.waves else state.loaded < state.trained:
             return ()
         count = (state.loaded + self.bound + 1) * self.batch - state.asked
         if self.waves:
@@ -121,7 +122,7 @@ class RolloutControl(msgspec.Struct, frozen=True, kw_only=True):
         state.open += count
         return (AskGroups(first, count),)
 
-    def _train(self, state: RolloutState) -> tuple[TrainOn, ...]:
+    def _train(self, state: RolloutState) -> tuple[TrainGroups, ...]:
         if state.training or len(state.ended) < self.batch:
             return ()
         now, heads = state.trained, state.heads
@@ -132,7 +133,7 @@ class RolloutControl(msgspec.Struct, frozen=True, kw_only=True):
         for group in taken:
             del heads[group], state.ended[group]
         state.training = True
-        return (TrainOn(taken, stale),)
+        return (TrainGroups(taken, stale),)
 
     def _in_time(self, state: RolloutState, taken: tuple[int, ...]) -> bool:
         """Whether all groups that are left can be trained on in time by the steps that follow."""
