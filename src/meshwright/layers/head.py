@@ -5,10 +5,13 @@ from __future__ import annotations
 import msgspec
 
 from meshwright.layers.kind import Flops, Held, Kind, Tokens
-from meshwright.layers.pieces import Context, Piece, entering, linear, norm, regather
-from meshwright.layers.placed import REPLICATE, SCORED, crossing, enter, moved
+from meshwright.layers.pieces import Context, Piece, RingMoves, entering, linear, norm, regather
+from meshwright.layers.placed import REPLICATE, SCORED, TOKENS, crossing, enter, moved
 from meshwright.spec.ends import Contrastive, Features, Head
 from meshwright.work import Collective, Elementwise, Gemm
+
+#: Products of a contrastive loss that are computed tile by tile and never stored.
+TILES = "tiles"
 
 
 def pieces(c: Context, spec: Head) -> list[Piece]:
@@ -113,20 +116,50 @@ def flops(spec: Head, tokens: Tokens) -> Flops:
 
 
 def contrastive_pieces(c: Context, spec: Contrastive) -> list[Piece]:
-    """Norm of all tokens, projection of one of each text, vectors of all replicas gathered, and their products with one
-    another (Radford et al. 2021): texts of this rank against images of all, and the other way round."""
-    at, width = c.sequences_only(), spec.width
+    """Norm of all tokens, projection of one of each text, and the products of this rank's vectors with those of all
+    (Radford et al. 2021): texts here against images of all replicas, and the other way round.
+
+    The loss is of the whole batch at once, whatever the microbatches; a microbatch's pass is priced with its share.
+    Vectors of others are gathered, and products stored in fp32 for the backward; or they come round in a ring, one
+    replica's at a time, while sums of rows are merged, and products are computed again in the backward and never stored
+    (Cheng et al. 2024, 2410.17243, sections 3.1 and 3.2).
+    """
+    at, width, ring = c.sequences_only(), spec.width, c.dp_group.size
     batch, inputs = c.train.global_batch, at.tokens * c.hidden * c.element
+    tiled = c.plan.memory.similarities == TILES
     scores = float(at.tokens) * batch
-    product = Gemm(m=at.tokens, n=batch, k=width, batch=2, dtype=c.attention_dtype, out_bytes=c.element)
+    part = -(-batch // ring) if tiled else batch
+    product = Gemm(m=at.tokens, n=part, k=width, batch=2, dtype=c.attention_dtype, out_bytes=c.element)
+    first = [norm(c, "final norm"), *linear(at, "text projection", width, c.hidden, saved=inputs, held=inputs)]
+    vectors = 2.0 * at.tokens * width * c.element  # of this microbatch's texts and images
+    if tiled:
+        back = Gemm(m=at.tokens, n=part, k=width, batch=6, dtype=c.attention_dtype, out_bytes=0.0)
+        exchange = {}
+        if ring > 1:
+            there = Collective(op="send", num_bytes=vectors, group=c.dp_group)
+            # vectors go on with their gradients, which come home at the end
+            both = Collective(op="send", num_bytes=2 * vectors, group=c.dp_group)
+            exchange = {
+                "exchange": RingMoves(first=there, each=there),
+                "exchange_back": RingMoves(first=both, each=both, last=there),
+            }
+        forward = msgspec.structs.replace(product, out_bytes=0.0)  # a tile of scores stays on the chip
+        saved = local_batch(c) / at.tokens * (vectors + 2 * at.tokens * 4.0)
+        return [*first, Piece(name="pairs", forward=forward, backward=back, saved=saved, ring=ring, **exchange)]
     back = Gemm(m=at.tokens, n=width, k=batch, batch=4, dtype=c.attention_dtype, out_bytes=c.element)
     entropy = Elementwise(num_bytes=2 * scores * (c.element + 8), kernels=4, fused=True)
+    stored = 2 * local_batch(c) * float(batch) * 4.0
     return [
-        norm(c, "final norm"),
-        *linear(at, "text projection", width, c.hidden, saved=inputs, held=inputs),
+        *first,
+        *moved("vectors gather", "dp", crossing(TOKENS, REPLICATE, TOKENS), ring * vectors, c.dp_group),
         Piece(name="pairs", forward=product, backward=back, saved=2 * batch * width * c.element),
-        Piece(name="contrastive loss", forward=entropy, backward=entropy, saved=2 * scores * 4.0),
+        Piece(name="contrastive loss", forward=entropy, backward=entropy, saved=stored),
     ]
+
+
+def local_batch(c: Context) -> float:
+    """Return the sequences of a step on one replica."""
+    return c.train.global_batch / c.dp_group.size
 
 
 def whole(spec: Contrastive | Features, c: Context) -> Held:

@@ -139,6 +139,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     ep_outer: Group
     hidden: int
     causal: bool
+    dp_group: Group = Group(size=1, hops=())
     workload: Batch = ()
     runs: int = 1
     ends_meet: bool = True

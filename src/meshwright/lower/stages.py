@@ -17,7 +17,7 @@ from meshwright.lower import state
 from meshwright.lower.known import Known
 from meshwright.lower.layer import losing, portioned, program
 from meshwright.lower.partition import stage_layers
-from meshwright.lower.place import Mesh
+from meshwright.lower.place import Mesh, first_of_group
 from meshwright.lower.portions import keys_and_values, layer_activations, loss_activations, portions_of
 from meshwright.lower.program import LayerPass
 from meshwright.lower.state import Activations
@@ -25,11 +25,12 @@ from meshwright.lower.units import NEVER_AGAIN, Composition, Unit, composition_o
 from meshwright.plan import Plan, lowered
 from meshwright.plan.slices import on_kind
 from meshwright.spec.architecture import EMBEDDING, HEAD
-from meshwright.spec.ends import Boundary
+from meshwright.spec.ends import Boundary, Contrastive
 from meshwright.spec.items import Batch
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 from meshwright.sync.policy import read
+from meshwright.work import Group
 
 
 class GroupShare(NamedTuple):
@@ -172,7 +173,14 @@ class Stages:
             ep_inner=mesh.expert_group("ep_inner", start=start),
             ep_outer=mesh.expert_group("ep_outer", start=start),
             ends_meet=self.ends_meet,
+            dp_group=self._pairing(mesh, start),
         )
+
+    def _pairing(self, mesh: Mesh, start: int) -> Group:
+        """The replicas whose batches meet one another in a contrastive loss."""
+        if not isinstance(self.model.head, Contrastive):
+            return Group(size=1, hops=())
+        return mesh.group("dp", start=first_of_group(mesh, start))
 
     def pieces(self, kind: int, start: int = 0, words: tuple[str, ...] = ()) -> list[Piece]:
         """The pieces of a layer, on the ranks around `start`; the operators `words` in fewer bits."""
@@ -199,7 +207,9 @@ class Stages:
         unit = unit_of(unit.kind, **mine) if which in NEVER_AGAIN else unit_of(unit.kind, unit.recompute, **mine)
         c, end = self.context(start), not unit.is_block
         known, key = (
-            (self.known.ends, (unit, which, c.tp_group)) if end else (self.known.passes, (unit, which, c.groups))
+            (self.known.ends, (unit, which, c.tp_group, c.dp_group))
+            if end
+            else (self.known.passes, (unit, which, c.groups))
         )
         found = known.get(key)
         if found is None:

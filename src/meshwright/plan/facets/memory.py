@@ -10,7 +10,7 @@ import msgspec
 from meshwright import schedules
 from meshwright.errors import Diagnostic
 from meshwright.plan.facet import ALONE, KEYED, LAYER, STRUCTURE, Facet, Field, count, names, unrun, wrong
-from meshwright.spec.ends import Head
+from meshwright.spec.ends import Contrastive, Head
 from meshwright.spec.layers import Moe
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ USUAL_RECOMPUTE = ("none", "selective", "full")
 ATTENTION_KERNELS = ("flash", "unfused")
 LOSS_KERNELS = ("eager", "copied", "in-place", "fused")
 GATHERED = BROUGHT = ("again", "kept")
+SIMILARITIES = ("stored", "tiles")
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +53,9 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
             portion's keys and values are whole when it is its turn.
         loss_portions: head and loss are computed in so many portions of the tokens, each differentiated before the next
             (ibid., section 3.2.1), all of them in the backward: scores over the vocabulary are never whole.
+        similarities: those of a contrastive loss: ``stored``, each text's with the images of all replicas, or
+            computed in ``tiles`` that come round a ring of replicas and are never stored (Cheng et al. 2024,
+            2410.17243).
     """
 
     recompute: str = "none"
@@ -62,6 +66,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     brought: str = "again"
     portions: int = 1
     loss_portions: int = 1
+    similarities: str = "stored"
 
     def mode(self, position: int) -> str:
         """Return the recompute mode of the layer at this position of its chunk."""
@@ -98,6 +103,17 @@ def _portioned(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iter
         found += _layers_whole(plan, model, train) if of_layers else _loss_whole(model)
         for message, help in found:
             yield wrong("P074", message, f"memory.{'portions' if of_layers else 'loss_portions'} = {many}", help)
+
+
+def _paired(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
+    if plan.memory.similarities != "stored" and not isinstance(model.head, Contrastive):
+        message = f"similarities={plan.memory.similarities} and the head of {model.name} compares no pairs of a batch"
+        yield wrong(
+            "P074",
+            message,
+            f"memory.similarities = {plan.memory.similarities}",
+            "a model with a contrastive loss: clip-l",
+        )
 
 
 def _whole(plan: Plan, train: Train, many: int) -> Iterator[tuple[str, str]]:
@@ -162,6 +178,9 @@ def _unexecutable(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic
     if memory.loss_portions > 1 and isinstance(model.head, Head) and (model.head.transform or len(model.flows) > 1):
         message = f"the loss of the {model.family} family in portions is priced and not run"
         yield unrun("P033", message, plan, "memory", f"loss_portions = {memory.loss_portions}", loss_portions=1)
+    if memory.similarities != "stored":
+        message = "similarities in tiles are priced and not run"
+        yield unrun("P033", message, plan, "memory", f"similarities = {memory.similarities}", similarities="stored")
     if memory.loss != "eager":
         message = f"the loss kernels {memory.loss!r} are priced and not run"
         yield unrun("P033", message, plan, "memory", f"loss = {memory.loss}", loss="eager")
@@ -218,6 +237,14 @@ FIELDS = (
         with_sizes=True,
     ),
     Field(
+        name="similarities",
+        help="similarities of a contrastive loss: stored, or computed in tiles that come round a ring",
+        form=names(*SIMILARITIES),
+        spelled=KEYED,
+        place=222,
+        decides=(STRUCTURE, LAYER),
+    ),
+    Field(
         name="attention",
         help="attention kernels",
         form=names(*ATTENTION_KERNELS),
@@ -258,7 +285,7 @@ FACET = Facet(
     help="activations recomputed in the backward, and the kernels that run",
     record=Memory,
     fields=FIELDS,
-    rules=(_recompute, _portioned),
+    rules=(_recompute, _portioned, _paired),
     unexecutable=_unexecutable,
     implied=_implied,
 )
