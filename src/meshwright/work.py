@@ -221,15 +221,15 @@ HOST_REDUCE = "host_reduce"
 
 
 class Collective(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
-    """One collective. ``num_bytes`` is the size as nccl-tests counts it: all_reduce, host_reduce (an all-reduce
-    that hosts add up) and send: one rank's buffer;
-    relay, in which a message goes from rank to rank: that message; hops, in which every rank sends one to the next at
-    the same time, as often as there are others: one of these;
-    all_gather: the gathered output; reduce_scatter: the input; all_to_all: one rank's send buffer; neighbours: one
-    message of those that ranks send to the others that they meet. ``back_bytes`` go the other way at the same time,
-    over links that carry both. ``routed``: what is sent are tokens on their way between experts, which libraries made
-    for that may send fewer copies of. ``plain``: by the library of collectives at every size, where an engine has
-    kernels of its own for small sums."""
+    """One collective. ``num_bytes`` is the size as nccl-tests counts it: all_reduce, host_reduce (an all-reduce that
+    hosts add up), send and pushed (a message that memory starts): one rank's buffer; relay, in which a message goes
+    from rank to rank: that message; hops, in which every rank sends one to the next at the same time, as often as there
+    are others: one of these; all_gather, and gather_in_place, whose blocks lie where the result is to be: the gathered
+    output; reduce_scatter: the input; all_to_all: one rank's send buffer; neighbours: one message of those that ranks
+    send to the others that they meet. ``back_bytes`` go the other way at the same time, over links that carry both.
+    ``routed``: what is sent are tokens on their way between experts, which libraries made for that may send fewer
+    copies of. ``plain``: by the library of collectives at every size, where an engine has kernels of its own for small
+    sums."""
 
     op: str
     num_bytes: float

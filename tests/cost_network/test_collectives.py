@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.cost.collectives import collective_seconds
-from meshwright.cost.fabric import shipped
+from meshwright.cost.fabric import shipped, uncontended
 from meshwright.cost.network import Network, link
 from meshwright.lower.place import Mesh
 from meshwright.plan import parse
@@ -234,3 +234,21 @@ def test_a_sum_that_an_engine_leaves_to_nccl_takes_what_nccl_tests_measure_on_ei
         assert left == usual
         assert own == pytest.approx({2**13: 5.1e-6, 2**15: 5.6e-6, 2**17: 7.9e-6}[size], rel=0.15)
         assert 15.9e-6 < left < 21.1e-6
+
+
+def test_a_part_that_memory_pushes_begins_at_once_and_a_gather_in_place_copies_nothing():
+    cluster = load_cluster("8xv100-32,nvlink=150,triggers")
+    group, device = Mesh(parse("tp8 dp1"), cluster).group("tp"), cluster.islands[0].device
+    assert device.triggers and not load_cluster("8xv100-32,nvlink=150").islands[0].device.triggers
+
+    def took(op, size):
+        return link(Collective(op=op, num_bytes=size, group=group), device).seconds
+
+    hop, constants = group.hops[0], shipped().find(group.hops[0], device.name, device.scale_up)[0].constants
+    assert took("pushed", 1) == pytest.approx(hop.latency_us * 1e-6, rel=1e-3)
+    # seven parts and seven parts back are the all-reduce, less what the library starts and waits for
+    port = hop.gb_s * 1e9 * uncontended(hop, constants)
+    rate = 7 / 8 * 2**26 / (port * constants.all_reduce)
+    assert 7 * took("pushed", 2**23) == pytest.approx(rate + 7 * hop.latency_us * 1e-6, rel=1e-6)
+    copied = took("all_gather", 2**26) - took("gather_in_place", 2**26)
+    assert copied == pytest.approx(2**26 / 8 / (port * constants.own_copy), rel=1e-6)

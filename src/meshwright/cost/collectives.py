@@ -223,6 +223,19 @@ def _send(n: int, hops: tuple[Hop, ...], fabrics: tuple[Constants, ...]) -> tupl
     )
 
 
+def _pushed(n: int, hops: tuple[Hop, ...], fabrics: tuple[Constants, ...]) -> tuple[Line, ...]:
+    """A part of a ring's buffer to the neighbour, by a copy engine that memory starts: its latency alone to begin, and
+    as much of the port as the library's rings reach, with no kernel that it launches and hands data to."""
+    hop, fabric = hops[-1], fabrics[-1]
+    port = hop.gb_s * 1e9 / (hop.members - 1) if hop.topology == "mesh" else _port(hop, fabric)
+    return ((hop.latency_us * 1e-6, 1 / (port * max(fabric.reduce_scatter, fabric.all_reduce))),)
+
+
+def _gather_in_place(n: int, hops: tuple[Hop, ...], fabrics: tuple[Constants, ...]) -> tuple[Line, ...]:
+    """An all-gather of blocks that already lie where the result is to be: a ring, without a copy of one's own."""
+    return tuple(_ring(n, hops, fabrics, "all_gather"))
+
+
 def _relay(n: int, hops: tuple[Hop, ...], fabrics: tuple[Constants, ...]) -> tuple[Line, ...]:
     """A message that each rank waits for and passes on: as many sends one after the other as there are neighbours, most
     of them inside the innermost level."""
@@ -271,6 +284,8 @@ _ALGORITHMS = {
     "reduce_scatter": _gather("reduce_scatter"),
     "all_to_all": _exchange,
     "send": _send,
+    "pushed": _pushed,
+    "gather_in_place": _gather_in_place,
     "relay": _relay,
     "neighbours": _neighbours,
     "hops": _hops,

@@ -25,6 +25,7 @@ from meshwright.papers.exchanged import brought_bytes, exchanged_bytes, sum_band
 from meshwright.papers.outcome import JUDGES, SIDE, WITHIN, Figure, Outcome
 from meshwright.papers.published import OrderQuestion, Published, ServeQuestion, StepQuestion, Words, kind_of
 from meshwright.papers.record import Paper
+from meshwright.papers.sublayers import sublayer_seconds
 from meshwright.plan import parse as parse_plan
 from meshwright.schedules import build, get
 from meshwright.schedules.actions import Actions
@@ -331,8 +332,17 @@ def _most(start: int, fits: Callable[[int], bool]) -> int:
     return low
 
 
-#: What is found by asking for many steps, likewise, of a question and the sizes of a model of the row's own.
+def sublayer_time(question: StepQuestion, sizes: str) -> float:
+    """Return the mean seconds of a product with its sum over tensor-parallel ranks, as the plan overlaps them."""
+    asked = _predicted(question, sizes)
+    costs = standard(load_framework(question.framework))
+    return sublayer_seconds(asked.model, asked.cluster, asked.train, asked.plan, costs)
+
+
+#: What is found by asking for many steps or for parts of one, likewise, of a question and the sizes of a model of the
+#: row's own.
 LONGEST: Mapping[str, tuple[str, Callable[[StepQuestion, str], float]]] = {
+    "sublayer time": ("s", sublayer_time),
     "longest sequence": ("tokens", longest_sequence),
     "largest batch": ("sequences", largest_batch),
 }

@@ -25,8 +25,8 @@ INSIDE = ("nvlink", "nvswitch", "nonvlink", "pcie")
 #: Largest number that any of the words takes: above, a slip of the keyboard.
 MOST = 10**7
 EXAMPLE = "nodes=4,gpus=4,device=a100,nvlink=600,nic=25gbe"
-#: The word of ports that exchanges share, as files of clusters call it.
-SHARED = "shared_ports"
+#: The word of ports that exchanges share, as files of clusters call it; and of memory that starts exchanges by itself.
+SHARED, TRIGGERS = "shared_ports", "triggers"
 #: Ports of a node and their network: ``8xib400``.
 PORTS = re.compile(r"(\d+)\s*x\s*(\w[\w-]*)")
 #: Bandwidth in GB/s and peak in TFLOP/s of a processor near memory: ``13000:100``.
@@ -47,6 +47,7 @@ class Words(msgspec.Struct, frozen=True, kw_only=True):
         meet: the network on which this island meets others, where that is not its own.
         near: memory bandwidth in GB/s and peak in TFLOP/s of a processor near each device's memory.
         shared: exchanges that are under way at once share a port.
+        triggers: memory starts the exchange of what a kernel has finished, and sums what arrives.
         wired: what is said of the network's switches.
         tiers: memory and drives of a node.
     """
@@ -61,6 +62,7 @@ class Words(msgspec.Struct, frozen=True, kw_only=True):
     meet: str = ""
     near: tuple[float, float] | None = None
     shared: bool = False
+    triggers: bool = False
     wired: wired.SwitchWords = wired.SwitchWords()
     tiers: Tiers = Tiers()
 
@@ -71,6 +73,8 @@ class Words(msgspec.Struct, frozen=True, kw_only=True):
 
     def device_of(self, device: Device) -> Device:
         """The device with what the words say of it."""
+        if self.triggers:
+            device = msgspec.structs.replace(device, triggers=True)
         if self.near is None:
             return device
         rate, peak = self.near
@@ -87,6 +91,7 @@ class Words(msgspec.Struct, frozen=True, kw_only=True):
         said += [f"meet={self.meet}"] if self.meet else []
         said += [f"near={self.near[0]:g}:{self.near[1]:g}"] if self.near is not None else []
         said += [SHARED] if self.shared else []
+        said += [TRIGGERS] if self.triggers else []
         said += self.wired.words()
         said += self.tiers.said
         return "".join(f",{word}" for word in said)
@@ -98,7 +103,7 @@ def bad(code: str, message: str, place: str, help: str) -> Diagnostic:
 
 def all_words() -> list[str]:
     """Every word, for suggestions."""
-    return [*by_word(), *INSIDE, *wired.PLAIN, SHARED, *(f"{key}=" for key in (*KEYS, *ALIASES))]
+    return [*by_word(), *INSIDE, *wired.PLAIN, SHARED, TRIGGERS, *(f"{key}=" for key in (*KEYS, *ALIASES))]
 
 
 def read(items: Iterable[str], place: str) -> tuple[Words, list[Diagnostic]]:
@@ -190,8 +195,8 @@ def _plain(word: str, place: str, wrong: list[Diagnostic]) -> Iterator[tuple[str
         yield from ((f, v, word) for f, v, _ in _meanings(f"nics={counted[1]}", place, wrong))
     elif word in INSIDE:
         yield "inside", word, word
-    elif word == SHARED:
-        yield "shared", True, word
+    elif word in (SHARED, TRIGGERS):
+        yield ("shared" if word == SHARED else TRIGGERS), True, word
     elif word in wired.PLAIN:
         yield *wired.PLAIN[word], word
     elif word in by_word():

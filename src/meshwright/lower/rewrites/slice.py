@@ -58,7 +58,7 @@ def tiled(entries: Sequence[Entry], *, triggered: bool = False) -> list[Entry]:
     A rank's own part does not travel: of a gather it is the first multiplied, of a reduction the last. A reduction that
     every rank needs whole is gathered again behind its steps. ``triggered``: each step is started by what watches the
     product's stores, and sums are taken at memory (T3, 2401.16677)."""
-    pairs = dict(_pairs(entries))
+    pairs = dict(pairs_of(entries))
     if not pairs:
         return list(entries)
     out, seconds = Rewriter(entries), set(pairs.values())
@@ -70,7 +70,7 @@ def tiled(entries: Sequence[Entry], *, triggered: bool = False) -> list[Entry]:
     return out.entries
 
 
-def _pairs(entries: Sequence[Entry]) -> Iterator[tuple[int, int]]:
+def pairs_of(entries: Sequence[Entry]) -> Iterator[tuple[int, int]]:
     """Yield a gather and the product of what it gathers, or a product and the collective that sums it."""
     taken = -1
     for i, entry in enumerate(entries):
@@ -94,7 +94,9 @@ def _gathered(out: Rewriter, gather: int, product: int, triggered: bool) -> None
     for part in range(count):
         cut, own = (ROWS, part, count), ()
         if part:
-            sent = (out.put(gather, cut=cut, after=start, work=_step(first.work), role=_offloaded(triggered)),)
+            sent = (
+                out.put(gather, cut=cut, after=start, work=_step(first.work, triggered), role=_offloaded(triggered)),
+            )
         else:
             own = tuple(_cut(o, cut) for o in (first.origins or (Origin(gather),)))
         work, role = _tile(second.work, count), _watched(triggered)
@@ -113,11 +115,16 @@ def _reduced(out: Rewriter, product: int, reduction: int, triggered: bool) -> No
         work, role = _tile(first.work, count), _watched(triggered)
         share = (out.put(product, cut=cut, also=own if last else (), after=start, work=work, role=role),)
         if not last:
-            sent = (out.put(reduction, cut=cut, after=share, work=_step(second.work), role=_offloaded(triggered)),)
+            sent = (
+                out.put(
+                    reduction, cut=cut, after=share, work=_step(second.work, triggered), role=_offloaded(triggered)
+                ),
+            )
             out.entries[-1] = out.entries[-1]._replace(origins=own)
     out.at[product], out.at[reduction] = share, (*sent, *share)
     if again:
-        whole = msgspec.structs.replace(second.work, op="all_gather")
+        # memory has summed its part where the whole is to be
+        whole = msgspec.structs.replace(second.work, op="gather_in_place" if triggered else "all_gather")
         at = out.put(reduction, name=f"{second.name} gather", after=out.at[reduction], work=whole)
         out.entries[at] = out.entries[at]._replace(origins=tuple(_phase(o, 1, again) for o in out.entries[at].origins))
         out.at[reduction] = (at,)
@@ -141,9 +148,11 @@ def _watched(triggered: bool) -> str:
     return WATCHED if triggered else PRODUCT
 
 
-def _step(work: Collective) -> Collective:
-    """One step of the ring that a collective is: a part for the neighbour."""
-    return msgspec.structs.replace(work, op="send", num_bytes=work.num_bytes / work.group.size)
+def _step(work: Collective, triggered: bool) -> Collective:
+    """One step of the ring that a collective is: a part for the neighbour, as a message of the library or pushed by
+    what watches stores."""
+    op = "pushed" if triggered else "send"
+    return msgspec.structs.replace(work, op=op, num_bytes=work.num_bytes / work.group.size)
 
 
 def _tile(work: Gemm, count: int) -> Gemm:
@@ -188,7 +197,7 @@ def by_columns(entries: Sequence[Entry], parts: int) -> list[Entry]:
     multiplied (Domino, section 3.3)."""
     if parts == 1:
         return list(entries)
-    pairs = {i: k for i, k in _pairs(entries) if getattr(entries[k].work, "op", "") == "all_reduce"}
+    pairs = {i: k for i, k in pairs_of(entries) if getattr(entries[k].work, "op", "") == "all_reduce"}
     out, seconds = Rewriter(entries), set(pairs.values())
     for i, entry in enumerate(entries):
         if i in seconds:

@@ -269,7 +269,7 @@ def _ways(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[
     plain = sorted({i.device.name for i in cluster.islands if not i.device.triggers})
     if overlap.how == "triggered" and plain:
         message = f"the memory of {' and '.join(plain)} starts no exchange by itself"
-        yield wrong("P058", message, place, "say overlap=tp, or a device with triggers = true in a cluster file")
+        yield wrong("P058", message, place, "say overlap=tp, or devices that could, as 8xh100,triggers")
 
 
 FIELDS = (
