@@ -143,6 +143,15 @@ def test_a_draft_guesses_as_many_tokens_as_were_said():
     assert not any("<DRAFT>" in note for exported in own.values() for note in exported.notes)
 
 
+def test_vllm_is_told_to_sum_by_nccl_and_the_others_refuse():
+    asked = "llama3-8b", "2xh100", "tp2 sums=nccl", ""
+    assert yaml.safe_load(ask("vllm", *asked).text)["disable-custom-all-reduce"] is True
+    assert "disable-custom-all-reduce" not in ask("vllm", "llama3-8b", "2xh100", "tp2", "").text
+    for target, plan in (("vllm", "tp2 sums=star"), ("sglang", "tp2 sums=nccl")):
+        with pytest.raises(Infeasible, match=r"serving\.sums"):
+            ask(target, "llama3-8b", "2xh100", plan, "")
+
+
 @pytest.mark.parametrize("plan", ["tp1 unfused", "tp1 nano2", "tp1 streams=2", "tp1 weights_from=host"])
 def test_words_of_a_plan_that_no_engine_has_are_refused(plan):
     with pytest.raises(Infeasible, match="no setting"):

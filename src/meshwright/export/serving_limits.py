@@ -35,9 +35,9 @@ LAID_OUT = {
 OF_TRAINING = frozenset(("sync", "overlap", "data", "pipeline", "sequence"))
 
 
-def unknown(d: Deployment, *more: str) -> Iterator[Gap]:
+def unknown(d: Deployment, *more: str, sums: str = "usual") -> Iterator[Gap]:
     """Yield what an exporter does not write: words that are not their usual value, and not among those that all of them
-    write nor `more`."""
+    write nor `more`. `sums`: the way besides its own in which the engine can be told to sum."""
     usual = EngineWords()
     for field in EngineWords.__struct_fields__:
         value = getattr(d.engine, field)
@@ -56,7 +56,8 @@ def unknown(d: Deployment, *more: str) -> Iterator[Gap]:
         mine, theirs = getattr(d.plan, facet), getattr(plain, facet)
         for field in mine.__struct_fields__:
             value = getattr(mine, field)
-            if value != getattr(theirs, field) and field not in LAID_OUT.get(facet, ()):
+            told = field == "sums" and value == sums
+            if value != getattr(theirs, field) and field not in LAID_OUT.get(facet, ()) and not told:
                 yield Gap(
                     facet=f"{facet}.{field}",
                     value=f"{facet}.{field} = {value}",

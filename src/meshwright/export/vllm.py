@@ -46,7 +46,7 @@ def limits(d: Deployment) -> Iterator[Gap]:
 def engine_limits(d: Deployment) -> Iterator[Gap]:
     """Yield what no vLLM engine can express, however it is started."""
     yield from shared.room(d)
-    yield from shared.unknown(d)
+    yield from shared.unknown(d, sums="nccl")
     yield from shared.policies(d, POLICIES, "vllm-v1")
     yield from shared.one_of(d, "kv", KV, f"keys and values are stored as {', '.join(KV)}", "bf16")
     yield from shared.precisions(d, PRECISIONS, f"its precisions are {', '.join(PRECISIONS)}")
@@ -87,6 +87,8 @@ def settings(d: Deployment) -> dict[str, object]:
         "scheduling-policy": d.engine.order,
         "enable-prefix-caching": d.engine.prefix_cache,
     }
+    if d.plan.serving.sums == "nccl":
+        found["disable-custom-all-reduce"] = True
     if d.engine.host_bytes:
         found["kv-offloading-size"] = d.engine.host_bytes * d.devices / 2**30
     if d.adapters:
