@@ -27,6 +27,7 @@ MODULES = [
     "meshwright.plan.facets.passes",
     "meshwright.plan.facets.serving",
     "meshwright.plan.facets.denoising",
+    "meshwright.plan.facets.embeddings",
 ]
 """The files that define a facet, each as ``FACET``: a new facet is a file and its name here."""
 
