@@ -110,9 +110,7 @@ def place_tables(
     )
 
 
-def _solved(
-    method: str, sizes: list[float], costs: list[float], bins: int, room: float
-) -> tuple[Assigned, bool]:
+def _solved(method: str, sizes: list[float], costs: list[float], bins: int, room: float) -> tuple[Assigned, bool]:
     """An assignment within the room, or, where the method finds none, one without regard to it."""
     size, cost = np.ceil(np.array(sizes)).astype(np.int64), np.array(costs, np.float64)
     size = np.maximum(size, 1)

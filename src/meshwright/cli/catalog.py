@@ -23,7 +23,8 @@ class CatalogOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of ``meshwright catalog``."""
 
     kind: options.positional(
-        "KIND", "models, devices, clusters, schedules, frameworks, links, presets or traces; all of them if left out."
+        "KIND",
+        "models, recommenders, devices, clusters, schedules, frameworks, links, presets or traces; all if left out.",
     ) = ""
     name: options.positional("NAME", "One entry in full; for clusters also a short name such as 64xh100.") = ""
     toml: options.switch("A cluster as a commented TOML file, to change and to give to --on.") = False

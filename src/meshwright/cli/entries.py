@@ -74,6 +74,30 @@ def _model(name: str) -> dict[str, Any]:
     return {**rest, **counts, "blocks": blocks, "source": model.source}
 
 
+def _recommenders() -> list[dict[str, Any]]:
+    from meshwright.spec.recommender import load_recommender
+
+    return [
+        {
+            "name": m.name,
+            "params": m.num_params,
+            "dense": m.dense_params(),
+            "tables": len(m.tables),
+            "dim": m.dim,
+            "lookups": round(sum(table.pooling for table in m.tables)),
+            "source": m.source,
+        }
+        for m in map(load_recommender, catalog.names("recommenders"))
+    ]
+
+
+def _recommender(name: str) -> dict[str, Any]:
+    from meshwright.spec.recommender import load_recommender
+
+    model = load_recommender(name)
+    return {"num_params": model.num_params, "dense_params": model.dense_params(), **msgspec.to_builtins(model)}
+
+
 def _devices() -> list[dict[str, Any]]:
     from meshwright.spec.cluster import devices, source_of
 
@@ -246,6 +270,7 @@ def _trace(name: str) -> dict[str, Any]:
 
 KINDS = {
     "models": EntryKind(_models, _model),
+    "recommenders": EntryKind(_recommenders, _recommender),
     "devices": EntryKind(_devices, _device),
     "clusters": EntryKind(_clusters, _cluster),
     "schedules": EntryKind(_schedules, _schedule),

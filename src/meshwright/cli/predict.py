@@ -20,6 +20,7 @@ from meshwright.cli.question import (
     read_all,
     unserved,
 )
+from meshwright.cli.recommending import is_of_tables, predict_recommended
 
 DESCRIPTION = """Predict one training step: does the plan fit, how long does it take, where does the time go.
 
@@ -30,6 +31,8 @@ With --serve in place of --train: how fast requests are answered (TTFT, TPOT), a
 With --denoise in place of --train: how long a diffusion model takes to make images.
 
 With --rollout beside --train: how fast a reinforcement-learning job generates answers and trains on them.
+
+Of a recommendation model, such as dlrm-dcnv2: --train batch=65536 --plan embeddings=auto.
 
 With --tokens also the whole training run: how long, what it costs, and whether --days and --budget are met; with
 --world simulated failure by failure.
@@ -80,6 +83,8 @@ def run(argv: list[str]) -> int:
     given, wrong = options.read(PredictOptions, argv, command="predict", description=DESCRIPTION)
     said = {field: getattr(given, field) for field in (*WANTED, *OPTIONAL, *GOAL, *WORLD, *SERVE, *DENOISE, *ROLLOUT)}
     question = asked(said)
+    if is_of_tables(question):
+        return predict_recommended(question, given, wrong)
     if question.rollout:
         from meshwright.cli.rollouts import predict_rolled_out
 

@@ -16,9 +16,10 @@ from meshwright.cli import options, scaling
 from meshwright.cli.demands import Said
 from meshwright.cli.guard import INTERRUPTED
 from meshwright.cli.output import console, note, print_json, unwritable
-from meshwright.cli.question import asked, unserved
+from meshwright.cli.question import asked, path_of, unserved
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
 from meshwright.plan.facets import fields
+from meshwright.spec.recommender import is_recommender
 
 if TYPE_CHECKING:
     from meshwright.search.found import Found
@@ -109,6 +110,12 @@ def run(argv: list[str]) -> int:
         from meshwright.cli.search_serving import search_served
 
         return search_served(question, given, wrong)
+    if is_recommender(path_of(question.model, question.base)):
+        from meshwright.cli.recommending import search_recommended
+
+        said = ("model", "train", "framework", "tokens", "days", "budget", "price", "serve")
+        of_tables = asked({field: getattr(given, field) for field in said} | {"on": ",".join(given.on)})
+        return search_recommended(of_tables, given, wrong)
     wrong += unserved(given, ("slo", "goodput", "day", "rates"), "search")
     wrong += unwritable(given.report, "--report") + unwritable(given.save, "--save") + scaling.plottable(given.plot)
     ask = _read(given, wrong)

@@ -3,8 +3,8 @@
 Every rank looks up rows of the tables it holds for the whole batch, and has the vectors of its own samples after an
 all-to-all (of a table that is cut by rows: a reduce-scatter of partial sums). Dense layers are replicated. Backward the
 gradients of the vectors go the same way back, and update the rows that were looked up; gradients of dense layers and
-replicated tables are summed. The indices of the next step's samples are sent to the tables' ranks beside the forward, as
-TorchRec's pipeline does (Mudigere et al., 2022, arXiv 2104.05158, sections 4.1 and 4.3).
+replicated tables are summed. The indices of the next step's samples are sent to the tables' ranks beside the forward,
+as TorchRec's pipeline does (Mudigere et al., 2022, arXiv 2104.05158).
 
 With towers (DMT, Luo et al., 2024, arXiv 2403.00877) the vectors of a node's tables are exchanged inside the node, so
 that the rank of place k has those of all samples of ranks of place k in any node; a tower module makes fewer of them;
@@ -36,7 +36,7 @@ from meshwright.work import Elementwise, Gemm, Group
 #: Bytes of a number of a table, of its optimizer's state, and of an index.
 NUMBER, STATE, INDEX = 4.0, 4.0, 8.0
 #: Names of the programs that look rows up and update them, which an attribution tells from other kernels.
-LOOKUP, ROW_UPDATE = "embedding lookup", "embedding update"
+LOOKUP, ROW_UPDATE, GRADIENT = "embedding lookup", "embedding update", "embedding gradient"
 
 
 class TableTraffic(NamedTuple):
@@ -50,14 +50,14 @@ class TableTraffic(NamedTuple):
 def traffic(table: EmbeddingTable, samples: float, work: SampleBatch, *, dense: bool = False) -> TableTraffic:
     """Return the bytes of a table's lookups and of its update. Forward an index and a row are read for every lookup,
     and a sum is written for every sample. Backward an index and the gradient of its sample are read for every lookup;
-    every row that was looked up, at most all, is read and written with its optimizer state. A ``dense`` gradient is
-    written instead, and all rows are updated from it."""
+    every row that was looked up, at most all, is read and written with its optimizer state. Of a replicated table a
+    ``dense`` gradient is written in place of that, to be summed over replicas."""
     looked, vector = samples * table.pooling, table.dim * NUMBER
     forward = looked * (INDEX + vector) + samples * vector
     state = STATE * (work.row_state + work.number_state * table.dim)
-    rows = float(table.rows) if dense else min(looked, float(table.rows))
-    gradients = 2 * table.num_params * NUMBER if dense else 0.0
-    return TableTraffic(forward, looked * (INDEX + vector) + rows * 2 * (vector + state) + gradients)
+    rows = min(looked, float(table.rows))
+    changed = table.num_params * NUMBER if dense else rows * 2 * (vector + state)
+    return TableTraffic(forward, looked * (INDEX + vector) + changed)
 
 
 def table_bytes(table: EmbeddingTable, work: SampleBatch) -> float:
@@ -66,11 +66,13 @@ def table_bytes(table: EmbeddingTable, work: SampleBatch) -> float:
 
 
 class RankTables(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank has of the tables: ``lookup`` and ``update`` bytes of a step, the ``width`` of the vectors that it
-    has whole or sliced, ``indices`` that it is sent, bytes of ``tables`` held, and of ``replicated`` ones among them."""
+    """What one rank has of the tables: bytes of a step's ``lookup``, ``update`` and, of replicated tables,
+    ``gradient``, the ``width`` of the vectors that it has whole or sliced, bytes of the ``indices`` that it is sent and
+    of the ``tables`` that it holds."""
 
     lookup: float = 0.0
     update: float = 0.0
+    gradient: float = 0.0
     width: int = 0
     indices: float = 0.0
     tables: float = 0.0
@@ -96,8 +98,9 @@ class RecommendingStep(msgspec.Struct, frozen=True, kw_only=True):
 def items_of(
     model: Recommender, work: SampleBatch, ways: tuple[tuple[str, int], ...], byte_s: float, sent_s: float
 ) -> tuple[TableItem, ...]:
-    """Return the items of tables in their ``ways``, each with its slices. A table costs the seconds of its bytes through
-    memory, at ``byte_s`` each, and of the vectors that its rank sends and whose gradients it receives, ``sent_s``."""
+    """Return the items of tables in their ``ways``, each with its slices. A table costs the seconds of its bytes
+    through memory, at ``byte_s`` each, and of the vectors that its rank sends and whose gradients it receives, at
+    ``sent_s``."""
     out = []
     for table, (way, parts) in zip(model.tables, ways):
         moved = traffic(table, float(work.batch), work)
@@ -124,13 +127,13 @@ class _Step:
         self.ranks = tuple(map(self._rank, range(self.num_ranks)))
 
     def _rank(self, rank: int) -> RankTables:
-        lookup = update = indices = held = 0.0
+        lookup = update = gradient = indices = held = 0.0
         width = 0
         for number, table in enumerate(self.model.tables):
             item = self.placement.items[number]
             if item.way == REPLICATED:
                 moved = traffic(table, float(self.own), self.work, dense=True)
-                lookup, update, held = lookup + moved.lookup, update + moved.update, held + item.num_bytes
+                lookup, gradient, held = lookup + moved.lookup, gradient + moved.update, held + item.num_bytes
                 continue
             holders = self.placement.ranks(number)
             for _ in range(holders.count(rank)):
@@ -138,14 +141,12 @@ class _Step:
                 part = msgspec.structs.replace(table, dim=table.dim // item.parts)
                 by_rows = item.way == ROWS
                 if by_rows:  # rows are looked up as often as others; sums of all samples are partial
-                    part = msgspec.structs.replace(
-                        part, rows=ceil(table.rows * share), pooling=table.pooling * share
-                    )
+                    part = msgspec.structs.replace(part, rows=ceil(table.rows * share), pooling=table.pooling * share)
                 moved = traffic(part, float(self.work.batch), self.work)
                 lookup, update, held = lookup + moved.lookup, update + moved.update, held + item.num_bytes * share
                 indices += self.work.batch * part.pooling * INDEX
                 width += 0 if by_rows else part.dim
-        return RankTables(lookup=lookup, update=update, width=width, indices=indices, tables=held)
+        return RankTables(lookup=lookup, update=update, gradient=gradient, width=width, indices=indices, tables=held)
 
     def row_width(self, tower: int) -> int:
         """Numbers of a sample whose partial sums every rank of a tower has."""
@@ -201,7 +202,9 @@ class _Step:
     def exchanged(self, name: str, moves: list[Move], recoded: float = 0.0) -> Program:
         """Collectives one after the other, and the bytes by which values are made shorter and long again."""
         kernel = Elementwise(num_bytes=recoded, kernels=2, fused=True) if recoded else None
-        return Program(kind="exchange", name=name, site=self.site, moves=tuple(m for m in moves if m.num_bytes), work=kernel)
+        return Program(
+            kind="exchange", name=name, site=self.site, moves=tuple(m for m in moves if m.num_bytes), work=kernel
+        )
 
     def pooled_there(self, back: bool) -> list[Program]:
         """The exchanges of pooled vectors, or ``back`` of their gradients, with tower modules between them."""
@@ -233,7 +236,14 @@ class _Step:
         m = self.work.batch // self.placement.tower
         k, n = max((self.tower_width(t), left) for t, left in enumerate(self.left_widths))
         entries = self._products([(k, n)], m, which, first=True, activated=False)
-        return Program(kind="pass", name="tower module", site=self.site, which=which, layers=(LayerPass(which=which, entries=entries),), share=0.0)
+        return Program(
+            kind="pass",
+            name="tower module",
+            site=self.site,
+            which=which,
+            layers=(LayerPass(which=which, entries=entries),),
+            share=0.0,
+        )
 
     @property
     def module_params(self) -> int:
@@ -244,7 +254,9 @@ class _Step:
 
     def bottom(self, which: str) -> Program:
         """The bottom MLP."""
-        return self.passed("bottom MLP", which, self._products(self.model.bottom_products(), self.own, which, first=False))
+        return self.passed(
+            "bottom MLP", which, self._products(self.model.bottom_products(), self.own, which, first=False)
+        )
 
     def top(self, which: str) -> Program:
         """The interaction and the top MLP, in the order of the pass."""
@@ -253,7 +265,7 @@ class _Step:
         top = self._products(model.top_products(count), m, which, first=True)
         meeting: list[Entry] = []
         if model.interaction == DOT:
-            pairs = dict(batch=m, dtype=self.work.dtype, out_bytes=self.element)
+            pairs = {"batch": m, "dtype": self.work.dtype, "out_bytes": self.element}
             if which == "F":
                 meeting = [Entry("interaction", "compute", Gemm(m=count, n=count, k=model.dim, **pairs), ())]
             else:
@@ -268,19 +280,23 @@ class _Step:
         return self.passed("interaction and top MLP", which, tuple(entries))
 
     def _products(self, sizes, m: int, which: str, *, first: bool, activated: bool = True) -> tuple[Entry, ...]:
-        """Products of a chain and what follows each; backward of the last one first, both gradients of each, but that of
-        its inputs for the first of all where nothing before it learns (``first`` False)."""
+        """Products of a chain and what follows each; backward the last one first, with both gradients of each, but
+        none of the inputs of the first of all where nothing before it learns (``first`` False)."""
         out: list[Entry] = []
         chain = list(enumerate(sizes))
         for place, (k, n) in chain if which == "F" else reversed(chain):
             size = 2.0 * m * n * self.element
             dtype, element = self.work.dtype, self.element
             if which == "F":
-                out.append(Entry("product", "compute", Gemm(m=m, n=n, k=k, dtype=dtype, out_bytes=element, bias="added"), ()))
+                out.append(
+                    Entry("product", "compute", Gemm(m=m, n=n, k=k, dtype=dtype, out_bytes=element, bias="added"), ())
+                )
                 out += [Entry("activation", "compute", Elementwise(num_bytes=size), ())] if activated else []
                 continue
             out += [Entry("activation", "compute", Elementwise(num_bytes=1.5 * size), ())] if activated else []
-            out.append(Entry("weights", "compute", Gemm(m=k, n=n, k=m, dtype=dtype, out_bytes=NUMBER, bias="summed"), ()))
+            out.append(
+                Entry("weights", "compute", Gemm(m=k, n=n, k=m, dtype=dtype, out_bytes=NUMBER, bias="summed"), ())
+            )
             if place or first:
                 out.append(Entry("inputs", "compute", Gemm(m=m, n=k, k=n, dtype=dtype, out_bytes=element), ()))
         return tuple(out)
@@ -305,8 +321,12 @@ class _Step:
         return self.model.dense_params(self.features) + self.module_params
 
     def optimizer(self) -> Program:
-        """The update of dense layers: a gradient, a parameter and its state are read, the latter two written."""
+        """The update of dense layers and replicated tables: a gradient, a parameter and its state are read, the latter
+        two written."""
         size = self.dense_params * (NUMBER + 2 * (NUMBER + STATE * self.work.dense_state))
+        for table, item in zip(self.model.tables, self.placement.items):
+            if item.way == REPLICATED:
+                size += table.num_params * NUMBER + 2 * item.num_bytes
         return Program(kind="update", name="optimizer", site=self.site, work=Elementwise(num_bytes=size, fused=True))
 
 
@@ -349,9 +369,11 @@ def _graph(step: _Step, classes: tuple[tuple[int, ...], ...]) -> tuple[TaskGraph
         """One task on the compute queue of every class, behind collectives of all."""
         made = [make(step.ranks[ranks[0]]) for ranks in classes]
         keys = {program: key(program) for program in dict.fromkeys(made)}
-        return [
-            builder.add(kind, keys[program], builder.stream(c, "compute"), after) for c, program in enumerate(made)
-        ]
+        return [builder.add(kind, keys[program], builder.stream(c, "compute"), after) for c, program in enumerate(made)]
+
+    def alike(kind: str, program: Program, after: list[int]) -> list[int]:
+        """One task of the same work on the compute queue of every class."""
+        return each(kind, lambda _: program, after)
 
     def together(kind: str, queue: str, program: Program, after: list[int]) -> list[int]:
         """One collective of all classes; nothing where it moves nothing."""
@@ -363,30 +385,32 @@ def _graph(step: _Step, classes: tuple[tuple[int, ...], ...]) -> tuple[TaskGraph
     there, back = step.pooled_there(False), step.pooled_there(True)
     found = each("F", lambda r: step.memory_bound(LOOKUP, r.lookup), [])
     found = together("all_to_all", "ep", there[0], found)
-    each("F", lambda r, p=step.bottom("F"): p, [])
+    alike("F", step.bottom("F"), [])
     module = step.module("F")
     if module is not None:
-        found = each("F", lambda r: module, found)
+        found = alike("F", module, found)
     for one in there[1:]:
         found = together("all_to_all", "ep", one, found)
     size, group = step.uneven([r.indices for r in step.ranks], step.all)
     together("all_to_all", "ep", step.exchanged("indices of the next step", [Move("all_to_all", size, group)]), found)
-    each("F", lambda r, p=step.top("F"): p, found)
-    late = each("BW", lambda r, p=step.top("BW"): p, [])
+    alike("F", step.top("F"), found)
+    late = alike("BW", step.top("BW"), [])
     sums = step.sums()
     top = together("all_reduce", "dp", sums[0], late)
     found = together("all_to_all", "ep", back[0], late)
-    low = each("BW", lambda r, p=step.bottom("BW"): p, [])
+    low = alike("BW", step.bottom("BW"), [])
+    if step.ranks[0].gradient:
+        low = alike("BW", step.memory_bound(GRADIENT, step.ranks[0].gradient), [])
     below = together("all_reduce", "dp", sums[1], low)
     waits = [*top, *below]
     if module is not None:
         backward = step.module("BW")
-        found = each("BW", lambda r: backward, found)
+        found = alike("BW", backward, found)
         waits += together("all_reduce", "dp", sums[2], found)
     for one in back[1:]:
         found = together("all_to_all", "ep", one, found)
     each("optimizer", lambda r: step.memory_bound(ROW_UPDATE, r.update, "update"), found)
-    each("optimizer", lambda r, p=step.optimizer(): p, waits)
+    alike("optimizer", step.optimizer(), waits)
     return builder.build(), programs
 
 

@@ -13,14 +13,15 @@ from meshwright.spec.recommender import Recommender
 from meshwright.spec.samples import SampleBatch
 
 
-def recommender_violations(
-    plan: Plan, model: Recommender, cluster: Cluster, batch: SampleBatch
-) -> list[Diagnostic]:
+def recommender_violations(plan: Plan, model: Recommender, cluster: Cluster, batch: SampleBatch) -> list[Diagnostic]:
     """Return all violations of a plan with ``dp`` filled in: P082 for words that say nothing of tables and replicas,
     and for tables, towers or a batch that do not divide."""
     if plan.several:
         return [wrong("P082", "a recommendation model is trained by a plan of one pool", "pools", "say one pool")]
-    return [*_of_others(plan, model), *_of_cluster(plan, model, cluster, batch), *_of_tables(plan, model, cluster)]
+    others = _of_others(plan, model)
+    if others:  # words of other models decide how many replicas are left
+        return [*others, *_of_tables(plan, model, cluster)]
+    return [*_of_cluster(plan, model, cluster, batch), *_of_tables(plan, model, cluster)]
 
 
 def _of_others(plan: Plan, model: Recommender) -> list[Diagnostic]:

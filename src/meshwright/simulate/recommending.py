@@ -13,6 +13,7 @@ from meshwright.cost import Costs
 from meshwright.graph import QUEUE
 from meshwright.lower.place import Mesh
 from meshwright.lower.recommending import (
+    GRADIENT,
     LOOKUP,
     NUMBER,
     ROW_UPDATE,
@@ -51,24 +52,36 @@ PLACES: dict[str, str] = {
 }
 
 
-class RecommendingTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """A timed step: seconds of it, its ``timeline``, seconds by :data:`PLACES`, the relative error ``sigma`` of its
-    prices, bytes of memory by kind of every rank, and the lowered ``step``; ``tried`` steps were timed to find the ways
-    of its tables."""
+class PlacedStep(msgspec.Struct, frozen=True, kw_only=True):
+    """A step whose tables are placed in these ``ways``: its seconds, and bytes of memory by kind of every rank."""
 
-    seconds: float
-    timeline: Timeline
-    places: dict[str, float]
-    sigma: float
-    held: tuple[dict[str, float], ...]
-    step: RecommendingStep
     ways: Ways
-    tried: int = 1
+    step: RecommendingStep
+    priced: Priced
+    start_s: np.ndarray
+    end_s: np.ndarray
+    held: tuple[dict[str, float], ...]
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the step."""
+        return float(self.end_s.max())
 
     @property
     def fullest(self) -> float:
         """Bytes of the fullest rank."""
         return max(sum(one.values()) for one in self.held)
+
+
+class RecommendingTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """A timed step: how its tables are ``placed``, its ``timeline``, its seconds by :data:`PLACES` and the relative
+    error ``sigma`` of its prices; ``tried`` steps were timed to find the ways of its tables."""
+
+    placed: PlacedStep
+    timeline: Timeline
+    places: dict[str, float]
+    sigma: float
+    tried: int
 
 
 class TableWalk:
@@ -85,15 +98,30 @@ class TableWalk:
         gb_s = min((hop.gb_s / hop.below for hop in hops), default=0.0)
         share = DTYPE_BYTES[plan.embeddings.pooled] / NUMBER
         self.sent_s = share / (gb_s * 1e9) if gb_s else 0.0
-        self.known: dict[Ways, RecommendingTimes] = {}
+        self.known: dict[Ways, PlacedStep] = {}
 
     def asked(self) -> RecommendingTimes:
         """The step with the ways that the plan says."""
         said = self.plan.embeddings
         if said.way == AUTO:
-            return self.found()
+            return self.told(self.found())
         way = {"table": (WHOLE, 1), "row": (ROWS, 1), "column": (COLUMNS, said.columns)}[said.way]
-        return self.timed(self.ways(way, said.small))
+        return self.told(self.timed(self.ways(way, said.small)))
+
+    def told(self, one: PlacedStep) -> RecommendingTimes:
+        """A step with all that is said of it."""
+        step, priced = one.step, one.priced
+        timeline = from_times(step.graph, one.start_s, one.end_s, parts=_parts(priced))
+        count = np.bincount(step.graph.cost_key, minlength=len(step.programs))
+        known = float((count @ priced.parts).sum())
+        spread = float(np.sqrt(((count @ priced.spread) ** 2).sum()))
+        return RecommendingTimes(
+            placed=one,
+            timeline=timeline,
+            places=_places(step, priced, timeline),
+            sigma=spread / known if known else 0.0,
+            tried=len(self.known),
+        )
 
     def ways(self, way: tuple[str, int], small: int) -> Ways:
         """One way for all tables but the small ones, which are replicated, and those of fewer rows than there are
@@ -105,12 +133,13 @@ class TableWalk:
             out.append((REPLICATED, 1) if table.rows <= small else (WHOLE, 1) if short else way)
         return tuple(out)
 
-    def found(self) -> RecommendingTimes:
-        """Walk from whole tables, with small ones replicated as is best, by changes of one table of the busiest rank at
-        a time, while the step gets shorter; what does not fit is longer than all that does."""
+    def found(self) -> PlacedStep:
+        """Walk from the best way that all tables may have, with small ones replicated as is best, by changes of one
+        table of the busiest rank at a time, while the step gets shorter; what does not fit is longer than all that
+        does."""
         said = self.plan.embeddings
         first = [said.small] if said.small else SMALL_ROWS
-        begins = [self.ways((WHOLE, 1), small) for small in first] + [self.ways((ROWS, 1), small) for small in first]
+        begins = [self.ways(way, small) for way in self._alike() for small in first]
         best = min(map(self.timed, begins), key=self._rank)
         for _ in range(MOST_CHANGES):
             ways = list(self._changed(best))
@@ -118,13 +147,20 @@ class TableWalk:
             if self._rank(other) >= self._rank(best):
                 break
             best = other
-        return msgspec.structs.replace(best, tried=len(self.known))
+        return best
 
-    def _rank(self, one: RecommendingTimes) -> tuple[float, float]:
+    def _alike(self) -> list[tuple[str, int]]:
+        """Ways that all tables may have: whole, by rows, or in two slices and twice as many while they divide."""
+        slices, most, dim = [], min(self.plan.layout.num_ranks, self.cluster.islands[0].node.devices), self.model.dim
+        while (parts := 2 * slices[-1] if slices else 2) <= most and dim % parts == 0:
+            slices.append(parts)
+        return [(WHOLE, 1), (ROWS, 1), *((COLUMNS, parts) for parts in slices)]
+
+    def _rank(self, one: PlacedStep) -> tuple[float, float]:
         over = max(0.0, one.fullest - self.capacity)
-        return over, one.seconds * (1 if over else 1 - 1e-12)
+        return over, one.seconds
 
-    def _changed(self, one: RecommendingTimes) -> Iterator[Ways]:
+    def _changed(self, one: PlacedStep) -> Iterator[Ways]:
         """Ways in which one table of the busiest rank, or of the fullest one, is placed otherwise: the three costliest
         of each."""
         placement, ranks = one.step.placement, one.step.ranks
@@ -144,7 +180,7 @@ class TableWalk:
                 if other != (way, parts):
                     yield (*one.ways[:table], other, *one.ways[table + 1 :])
 
-    def timed(self, ways: Ways) -> RecommendingTimes:
+    def timed(self, ways: Ways) -> PlacedStep:
         """The step with these ways of tables."""
         if ways not in self.known:
             self.known[ways] = self._timed(ways)
@@ -159,27 +195,17 @@ class TableWalk:
         room = self.capacity - rest
         return place_tables(items, ranks=ranks, tower=tower, capacity=max(0.0, room), method=plan.embeddings.spread)
 
-    def _timed(self, ways: Ways) -> RecommendingTimes:
+    def _timed(self, ways: Ways) -> PlacedStep:
         step = recommending_step(self.model, self.plan, self.cluster, self.work, self.placed(ways))
         priced = self.pricer.all(step.programs)
         start, end = times(step.graph, priced.durations)
-        timeline = from_times(step.graph, start, end, parts=_parts(priced))
-        count = np.bincount(step.graph.cost_key, minlength=len(step.programs))
-        known = float((count @ priced.parts).sum())
-        spread = float(np.sqrt(((count @ priced.spread) ** 2).sum()))
-        return RecommendingTimes(
-            seconds=float(end.max()),
-            timeline=timeline,
-            places=_places(step, priced, timeline),
-            sigma=spread / known if known else 0.0,
-            held=tuple(self._beside(r, step.dense_params, step.features - 1) for r in step.ranks),
-            step=step,
-            ways=ways,
-        )
+        held = {r: self._beside(r, step.dense_params, step.features - 1) for r in dict.fromkeys(step.ranks)}
+        held_by = tuple(held[r] for r in step.ranks)
+        return PlacedStep(ways=ways, step=step, priced=priced, start_s=start, end_s=end, held=held_by)
 
     def _beside(self, tables: RankTables, dense: int, features: int) -> dict[str, float]:
-        """Bytes that a rank holds: its tables with their optimizer state, dense layers in fp32 with gradients and state,
-        what it looked up and received with the gradients of both, saved activations, and indices of two steps."""
+        """Bytes that a rank holds: its tables with optimizer state, dense layers in fp32 with gradients and state, the
+        vectors that it looked up and received with their gradients, saved activations, indices of two steps."""
         work, model, framework = self.work, self.model, self.costs.framework
         own, element = work.batch / self.plan.layout.num_ranks, DTYPE_BYTES[work.dtype]
         count = features + 1
@@ -203,8 +229,8 @@ def _parts(priced: Priced) -> dict[str, np.ndarray]:
 
 
 def _places(step: RecommendingStep, priced: Priced, timeline: Timeline) -> dict[str, float]:
-    """Seconds of the step by :data:`PLACES`, mean over ranks. While a rank waits for a collective, the time in which that
-    ran is exposed, and the time before it began is waited for other ranks."""
+    """Seconds of the step by :data:`PLACES`, mean over ranks. While a rank waits for a collective, the time in which
+    that ran is exposed, and the time before it began is waited for other ranks."""
     total = dict.fromkeys(PLACES, 0.0)
     weight = np.array(timeline.multiplicity, float)
     weight /= weight.sum()
@@ -230,8 +256,10 @@ def _places(step: RecommendingStep, priced: Priced, timeline: Timeline) -> dict[
             key = int(timeline.cost_key[span])
             name = step.programs[key].name
             for cause, place in CAUSE.items():
-                own = {LOOKUP: "lookup", ROW_UPDATE: "update"}.get(name) if cause != "host" else None
+                own = (
+                    {LOOKUP: "lookup", ROW_UPDATE: "update", GRADIENT: "update"}.get(name) if cause != "host" else None
+                )
                 where = own or (cause if cause in PLACES else "elementwise")
                 total[where] += share * float(priced.parts[key, place])
             clock = float(timeline.end_s[span])
-    return total
+    return {place: float(seconds) for place, seconds in total.items()}

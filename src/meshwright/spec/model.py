@@ -23,6 +23,7 @@ from meshwright.spec import families, model_names
 from meshwright.spec.architecture import Model
 from meshwright.spec.dimensions import transformer
 from meshwright.spec.layers import Attention, Block, BlockParams, Dense, Moe
+from meshwright.spec.recommender import is_recommender
 
 __all__ = ["Attention", "Block", "BlockParams", "Dense", "Model", "Moe", "config", "from_config", "load", "transformer"]
 
@@ -92,6 +93,10 @@ def _found(name_or_path: str | Path) -> tuple[dict[str, Any], str, str]:
         raise MeshwrightError.one("M007", f"no file {text!r}", help="give the path of a config.json, or a catalog name")
     if text and _is_folder(text):
         raise MeshwrightError.one("M007", f"no config.json in the folder {text!r}", help="give the folder of a model")
+    if is_recommender(text):
+        message = f"{text[:80]} is a recommendation model, whose tables have no layers that this asks about"
+        help = f"meshwright predict or search {text[:80]} --on 8xh100 --train batch=65536"
+        raise MeshwrightError.one("M010", message, place=f"model {text[:80]}", help=help)
     raise MeshwrightError.one(
         "M006", f"no model {text[:80]!r} in the catalog, and no such file", help=_names_like(text)
     )

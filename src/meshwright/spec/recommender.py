@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -221,4 +222,4 @@ def _numbers(value: Any) -> tuple[int, ...]:
 
 
 def _chained(widths: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    return tuple(zip(widths, widths[1:]))
+    return tuple(pairwise(widths))

@@ -63,7 +63,7 @@ def _alone(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator
         said = " ".join(word for field in FACET.complete().fields for word in field.words(plan))
         help = f"drop {said}, or ask about a recommendation model such as dlrm-dcnv2"
         message = f"{said}: {model.name} has no embedding tables that sparse features look up"
-        yield wrong("P081", message, "plan.embeddings", help)
+        yield wrong("P081", message, "embeddings", help)
 
 
 FIELDS = (
