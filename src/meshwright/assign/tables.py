@@ -22,7 +22,7 @@ WHOLE, ROWS, COLUMNS, REPLICATED = "table", "row", "column", "data"
 
 
 class TableItem(msgspec.Struct, frozen=True):
-    """What one way makes of a table: ``way``, its slices by columns (``parts``, 1 where it is not cut so), the bytes of
+    """One way of a table: ``way``, its slices by columns (``parts``, 1 where it is not cut so), the bytes of
     the whole table with its optimizer state, and the ``cost`` of all its lookups in a step, in any unit."""
 
     way: str

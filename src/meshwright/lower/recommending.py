@@ -66,7 +66,7 @@ def table_bytes(table: EmbeddingTable, work: SampleBatch) -> float:
 
 
 class RankTables(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank has of the tables: bytes of a step's ``lookup``, ``update`` and, of replicated tables,
+    """Tables of one rank: bytes of a step's ``lookup``, ``update`` and, of replicated tables,
     ``gradient``, the ``width`` of the vectors that it has whole or sliced, bytes of the ``indices`` that it is sent and
     of the ``tables`` that it holds."""
 

@@ -24,6 +24,7 @@ from meshwright.papers.denoised import IMAGES, DenoiseQuestion, denoised
 from meshwright.papers.exchanged import brought_bytes, exchanged_bytes, sum_bandwidth
 from meshwright.papers.outcome import JUDGES, SIDE, WITHIN, Figure, Outcome
 from meshwright.papers.published import OrderQuestion, Published, ServeQuestion, StepQuestion, Words, kind_of
+from meshwright.papers.recommended import TABLES, TableQuestion, recommended
 from meshwright.papers.record import Paper
 from meshwright.papers.sublayers import sublayer_seconds
 from meshwright.plan import parse as parse_plan
@@ -41,7 +42,7 @@ from meshwright.spec.wiring import Bill
 from meshwright.spec.workload import parse as parse_train
 from meshwright.world.trace import read as read_world
 
-Asked = TypeVar("Asked", StepQuestion, ServeQuestion, DenoiseQuestion, OrderQuestion)
+Asked = TypeVar("Asked", StepQuestion, ServeQuestion, DenoiseQuestion, TableQuestion, OrderQuestion)
 #: The mean of other figures' errors.
 MEAN_ERROR = "mean error"
 #: A quantity of a predicted step: its unit, and how it is read.
@@ -181,7 +182,7 @@ ORDER: Mapping[str, tuple[str, Callable[[Timed], float]]] = {
     "copies of the model": ("", lambda t: float(t.copies)),
     "parameter gathers": ("", lambda t: float(t.gathers)),
 }
-_TABLES = {StepQuestion: STEP, ServeQuestion: SERVED, DenoiseQuestion: IMAGES}
+_TABLES = {StepQuestion: STEP, ServeQuestion: SERVED, DenoiseQuestion: IMAGES, TableQuestion: TABLES}
 
 
 def evaluate(paper: Paper) -> Outcome:
@@ -276,7 +277,9 @@ def _asked(paper: Paper, one: Published) -> list[tuple[Any, str]]:
     return [(q, msgspec.json.encode(sizes).decode()) for q, sizes in zip(full, models)]
 
 
-def _answer(question: StepQuestion | ServeQuestion | DenoiseQuestion | OrderQuestion, sizes: str) -> Any:
+def _answer(question: Any, sizes: str) -> Any:
+    if isinstance(question, TableQuestion):
+        return recommended(question)
     if isinstance(question, DenoiseQuestion):
         return denoised(question)
     return _ordered(question) if isinstance(question, OrderQuestion) else _predicted(question, sizes)

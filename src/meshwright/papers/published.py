@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import msgspec
 
+from meshwright.spec.recommender import known_recommenders
+
 #: A word of a question.
 Word = str | int | float
 Words = dict[str, Word]
@@ -48,9 +50,21 @@ class DenoiseQuestion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     framework: str = "fused"
 
 
-def kind_of(words: Words) -> type[StepQuestion | ServeQuestion | DenoiseQuestion]:
-    """Return the kind of question that words ask, by their workload."""
-    return ServeQuestion if "serve" in words else DenoiseQuestion if "denoise" in words else StepQuestion
+class TableQuestion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A training step of a recommendation model, in the words of ``meshwright predict``."""
+
+    model: str
+    on: str
+    train: str
+    plan: str
+    framework: str = "fused"
+
+
+def kind_of(words: Words) -> type[StepQuestion | ServeQuestion | DenoiseQuestion | TableQuestion]:
+    """Return the kind of question that words ask, by their workload and their model."""
+    if "serve" in words or "denoise" in words:
+        return ServeQuestion if "serve" in words else DenoiseQuestion
+    return TableQuestion if str(words.get("model", "")).lower() in known_recommenders() else StepQuestion
 
 
 class OrderQuestion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -98,4 +112,14 @@ class Published(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     why: str = ""
 
 
-__all__ = ["DenoiseQuestion", "OrderQuestion", "Published", "ServeQuestion", "StepQuestion", "Word", "Words", "kind_of"]
+__all__ = [
+    "DenoiseQuestion",
+    "OrderQuestion",
+    "Published",
+    "ServeQuestion",
+    "StepQuestion",
+    "TableQuestion",
+    "Word",
+    "Words",
+    "kind_of",
+]

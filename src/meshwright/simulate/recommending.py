@@ -52,7 +52,7 @@ PLACES: dict[str, str] = {
 }
 
 
-class PlacedStep(msgspec.Struct, frozen=True, kw_only=True):
+class PlacedTables(msgspec.Struct, frozen=True, kw_only=True):
     """A step whose tables are placed in these ``ways``: its seconds, and bytes of memory by kind of every rank."""
 
     ways: Ways
@@ -77,7 +77,7 @@ class RecommendingTimes(msgspec.Struct, frozen=True, kw_only=True):
     """A timed step: how its tables are ``placed``, its ``timeline``, its seconds by :data:`PLACES` and the relative
     error ``sigma`` of its prices; ``tried`` steps were timed to find the ways of its tables."""
 
-    placed: PlacedStep
+    placed: PlacedTables
     timeline: Timeline
     places: dict[str, float]
     sigma: float
@@ -98,7 +98,7 @@ class TableWalk:
         gb_s = min((hop.gb_s / hop.below for hop in hops), default=0.0)
         share = DTYPE_BYTES[plan.embeddings.pooled] / NUMBER
         self.sent_s = share / (gb_s * 1e9) if gb_s else 0.0
-        self.known: dict[Ways, PlacedStep] = {}
+        self.known: dict[Ways, PlacedTables] = {}
 
     def asked(self) -> RecommendingTimes:
         """The step with the ways that the plan says."""
@@ -108,7 +108,7 @@ class TableWalk:
         way = {"table": (WHOLE, 1), "row": (ROWS, 1), "column": (COLUMNS, said.columns)}[said.way]
         return self.told(self.timed(self.ways(way, said.small)))
 
-    def told(self, one: PlacedStep) -> RecommendingTimes:
+    def told(self, one: PlacedTables) -> RecommendingTimes:
         """A step with all that is said of it."""
         step, priced = one.step, one.priced
         timeline = from_times(step.graph, one.start_s, one.end_s, parts=_parts(priced))
@@ -133,7 +133,7 @@ class TableWalk:
             out.append((REPLICATED, 1) if table.rows <= small else (WHOLE, 1) if short else way)
         return tuple(out)
 
-    def found(self) -> PlacedStep:
+    def found(self) -> PlacedTables:
         """Walk from the best way that all tables may have, with small ones replicated as is best, by changes of one
         table of the busiest rank at a time, while the step gets shorter; what does not fit is longer than all that
         does."""
@@ -156,11 +156,11 @@ class TableWalk:
             slices.append(parts)
         return [(WHOLE, 1), (ROWS, 1), *((COLUMNS, parts) for parts in slices)]
 
-    def _rank(self, one: PlacedStep) -> tuple[float, float]:
+    def _rank(self, one: PlacedTables) -> tuple[float, float]:
         over = max(0.0, one.fullest - self.capacity)
         return over, one.seconds
 
-    def _changed(self, one: PlacedStep) -> Iterator[Ways]:
+    def _changed(self, one: PlacedTables) -> Iterator[Ways]:
         """Ways in which one table of the busiest rank, or of the fullest one, is placed otherwise: the three costliest
         of each."""
         placement, ranks = one.step.placement, one.step.ranks
@@ -180,7 +180,7 @@ class TableWalk:
                 if other != (way, parts):
                     yield (*one.ways[:table], other, *one.ways[table + 1 :])
 
-    def timed(self, ways: Ways) -> PlacedStep:
+    def timed(self, ways: Ways) -> PlacedTables:
         """The step with these ways of tables."""
         if ways not in self.known:
             self.known[ways] = self._timed(ways)
@@ -195,13 +195,13 @@ class TableWalk:
         room = self.capacity - rest
         return place_tables(items, ranks=ranks, tower=tower, capacity=max(0.0, room), method=plan.embeddings.spread)
 
-    def _timed(self, ways: Ways) -> PlacedStep:
+    def _timed(self, ways: Ways) -> PlacedTables:
         step = recommending_step(self.model, self.plan, self.cluster, self.work, self.placed(ways))
         priced = self.pricer.all(step.programs)
         start, end = times(step.graph, priced.durations)
         held = {r: self._beside(r, step.dense_params, step.features - 1) for r in dict.fromkeys(step.ranks)}
         held_by = tuple(held[r] for r in step.ranks)
-        return PlacedStep(ways=ways, step=step, priced=priced, start_s=start, end_s=end, held=held_by)
+        return PlacedTables(ways=ways, step=step, priced=priced, start_s=start, end_s=end, held=held_by)
 
     def _beside(self, tables: RankTables, dense: int, features: int) -> dict[str, float]:
         """Bytes that a rank holds: its tables with optimizer state, dense layers in fp32 with gradients and state, the

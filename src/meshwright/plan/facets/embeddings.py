@@ -94,7 +94,7 @@ FIELDS = (
     Field(
         name="spread",
         help="how embedding tables are assigned to ranks",
-        form=names("heaviest-first", "local-search", "integer"),
+        form=names("heaviest-first", "local-search", "ilp"),
         spelled=KEYED,
         place=353,
         decides=(LAYER, EXCHANGE),
