@@ -127,7 +127,7 @@ def _read(question: Question, wrong: list[Diagnostic], command: str, plan: Any =
 
 def _of_others(question: Question, given: Any, command: str) -> list[Diagnostic]:
     """X004 for what is of other questions."""
-    said = [f"--{name}" for name in (*GOAL, *WORLD, "serve", "denoise") if getattr(question, name)]
+    said = [f"--{name}" for name in (*GOAL, *WORLD, "serve", "denoise", "rollout") if getattr(question, name)]
     said += [f"--{name.strip('_').replace('_', '-')}" for name in OTHERS[command] if getattr(given, name, "")]
     where = f"meshwright {command}"
     message = "says nothing of a recommendation model's step"
