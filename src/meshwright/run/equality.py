@@ -6,6 +6,7 @@ of the same model under the plan, and compares what it holds. Every element of t
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -85,8 +86,12 @@ def _compare(world: World, cases: tuple[EqualityCase, ...]) -> list[dict[str, An
         if key not in known:
             whole = msgspec.structs.replace(case, plan=_alone(case))
             known[key] = _trained(whole, mesh.alone(device=world.device))
-        seen = _trained(case, mesh.build(case.plan, device=world.device))
+        place = mesh.build(case.plan, device=world.device)
+        seen = _trained(case, place)
         out.append(msgspec.to_builtins(_differences(seen, known[key], world)))
+        mesh.end(place)
+        del place, seen
+        gc.collect()  # what holds a group holds its thread
     return out
 
 
