@@ -1,4 +1,4 @@
-"""The profile of this machine: tables between their points, shared cores, and host times found again."""
+"""The profile of this machine: tables between their points, operators, and host times found again."""
 
 import msgspec
 import numpy as np
@@ -7,87 +7,25 @@ import pytest
 from meshwright.answer.predict import predict
 from meshwright.answer.rank_memory import rank_memory
 from meshwright.calibrate import here
-from meshwright.causes import CAUSE
 from meshwright.cli import main
-from meshwright.compare import AROUND, compare
 from meshwright.cost.chain import EXTRAPOLATED, Costs
 from meshwright.cost.framework import Framework, frameworks
 from meshwright.cost.measured import GridTable, MeasuredLink
 from meshwright.cost.standard import standard
 from meshwright.errors import MeshwrightError
-from meshwright.graph import KIND
 from meshwright.lower.entry import Entry
 from meshwright.plan import parse
 from meshwright.run import bench
 from meshwright.run.bench import operators as bench_operators
 from meshwright.run.bench import store as bench_kept
-from meshwright.simulate.cores import processor_seconds
 from meshwright.simulate.layer import cost
 from meshwright.simulate.step import simulate
 from meshwright.spec.architecture import HEAD
 from meshwright.spec.cluster import load
 from meshwright.spec.dimensions import transformer
 from meshwright.spec.workload import Train
-from meshwright.work import Collective, Elementwise, Gemm, Group, Staging
-
-FLOPS, BYTES = 5e10, 8e9
-#: How many times an operator's own bytes its kernels move.
-COPIES = 4.0
-OPERATORS = [f"{name}{way}" for name in bench_operators.OPERATORS for way in ("", " backward")]
-
-
-def timed(seconds):
-    return bench.TimedRepeats(seconds, 0.0)
-
-
-def machine(passes=()):
-    """A machine whose tables follow simple laws."""
-    shapes = [(m, n, k) for m in bench.FULL.gemm_m for n in bench.FULL.gemm_nk for k in bench.FULL.gemm_nk]
-    cores = [
-        (h, s, d) for h in bench.FULL.attention[0] for s in bench.FULL.attention[1] for d in bench.FULL.attention[2]
-    ]
-    return bench.Machine(
-        kind="cpu",
-        cores=2,
-        memory_bytes=2**34,
-        name="test",
-        dtypes=("fp32",),
-        gemm={"fp32": [timed(2 * m * n * k / FLOPS) for m, n, k in shapes]},
-        attention={"fp32": [timed(2 * h * s * s * d / FLOPS) for h, s, d in cores]},
-        attention_backward={"fp32": [timed(5 * h * s * s * d / FLOPS) for h, s, d in cores]},
-        elementwise=[timed(1e-6 + size / BYTES) for size in bench.FULL.elementwise],
-        operators={
-            name: [timed(1e-5 + COPIES * size / BYTES) for size in bench_operators.sizes(name, 4, bench.FULL)]
-            for name in OPERATORS
-        },
-        collectives={
-            f"{op} {n}": [timed(1e-4 + size / 1e9) for size in bench.FULL.collective_bytes]
-            for op in bench.OPS
-            for n in (2, 4)
-        },
-        staging={what: [timed(1e-5 + size / 4e9) for size in bench.FULL.staged_bytes] for what in ("gather", "reduce")},
-        passes=list(passes),
-        comm_slowdown=0.5,
-        base_bytes=3e8,
-        seconds=1.0,
-    )
-
-
-@pytest.fixture
-def at_home(tmp_path, monkeypatch):
-    """A home of its own for what is measured."""
-    from meshwright.cost import framework, measured
-    from meshwright.spec import cluster
-
-    def forget():
-        cluster.forget_here()
-        measured.forget()
-        framework.frameworks.cache_clear()
-
-    monkeypatch.setenv("MESHWRIGHT_HOME", str(tmp_path))
-    forget()
-    yield tmp_path
-    forget()
+from meshwright.work import Collective, Elementwise, Gemm, Group
+from tests.calibrate.machines import BYTES, COPIES, FLOPS, MODEL, TRAIN, machine, pass_of
 
 
 def test_a_table_is_exact_on_its_grid_and_a_power_law_between():
@@ -101,7 +39,7 @@ def test_a_table_is_exact_on_its_grid_and_a_power_law_between():
 
 
 def test_prices_follow_the_tables_and_say_when_they_reach_beyond(at_home):
-    here.write(machine([_pass(bench.FULL.layers[0])]), at_home)
+    here.write(machine([pass_of(bench.FULL.layers[0])]), at_home)
     device = load("2xhere").islands[0].device
     link = MeasuredLink(here.tables(machine()))
     inside = link(Gemm(m=100, n=200, k=300, dtype="fp32"), device)
@@ -115,18 +53,6 @@ def test_prices_follow_the_tables_and_say_when_they_reach_beyond(at_home):
     group = Group(size=2, hops=())
     assert link(Collective(op="send", num_bytes=4096.0, group=group), device).seconds == pytest.approx(
         1e-4 + 4096e-9, rel=1e-6
-    )
-
-
-def _pass(layer, forward=1.0, backward=2.0, step=12.0, kept_bytes=0.0, optimizer=0.1):
-    return bench.ModelTimes(
-        layer=layer,
-        forward=timed(forward),
-        backward=timed(backward),
-        optimizer=timed(optimizer),
-        step=timed(step),
-        between=timed(max(step - bench.MICROBATCHES * (forward + backward) - optimizer, 1e-9)),
-        kept_bytes=kept_bytes,
     )
 
 
@@ -190,7 +116,7 @@ def test_operators_are_timed_at_the_bytes_that_lowering_counts(gated):
 
 def test_a_bias_is_a_kernel_of_its_own_here_and_part_of_the_product_elsewhere(at_home):
     """Read and written once forward, and its gradient read once: the bytes at which the operator is timed."""
-    here.write(machine([_pass(bench.FULL.layers[0])]), at_home)
+    here.write(machine([pass_of(bench.FULL.layers[0])]), at_home)
     device, link = load("2xhere").islands[0].device, MeasuredLink(here.tables(machine()))
     tokens = bench.FULL.elements[2] // bench_operators.WIDTH
     for bias, name in (("added", "bias"), ("summed", "bias backward")):
@@ -217,7 +143,7 @@ def test_products_have_the_biases_of_their_model(gated):
 
 
 def test_kernels_take_longer_in_a_model_by_the_framework_s_slowdown(at_home):
-    here.write(machine([_pass(bench.FULL.layers[0])]), at_home)
+    here.write(machine([pass_of(bench.FULL.layers[0])]), at_home)
     entry = Entry("product", "compute", Gemm(m=256, n=256, k=256, dtype="fp32"), ())
     for device, times in ((load(on).islands[0].device, 1.25) for on in ("2xhere", "1xh100")):
         links = (MeasuredLink(here.tables(machine())),)
@@ -238,11 +164,11 @@ def test_host_times_that_passes_were_made_with_are_found_again():
         host_us_per_pass=400.0,
         kernel_slowdown=0.04,
     )
-    empty = machine([_pass(layer) for layer in bench.FULL.layers])
+    empty = machine([pass_of(layer) for layer in bench.FULL.layers])
     link = MeasuredLink(msgspec.structs.replace(here.tables(empty), operators=here.tables(machine()).operators))
     times = here._times(empty, here._one(empty), link, known).reshape(-1, 3)
     found = here.fit(
-        machine([_pass(layer, *t, optimizer=1e-9) for layer, t in zip(bench.FULL.layers, times, strict=True)])
+        machine([pass_of(layer, *t, optimizer=1e-9) for layer, t in zip(bench.FULL.layers, times, strict=True)])
     )
     for name in here.FITTED:
         assert getattr(found.framework, name) == pytest.approx(getattr(known, name), rel=0.01), name
@@ -258,10 +184,10 @@ def test_times_to_issue_a_gpu_s_kernels_are_found_though_the_kernels_hide_short_
         host_us_per_backward_kernel=50.0, host_us_per_collective=0.0, host_us_per_pass=0.0, kernel_slowdown=0.0,
     )  # fmt: skip
     gpu = {"kind": "cuda", "cores": 1}
-    empty = msgspec.structs.replace(machine([_pass(layer) for layer in bench.FULL.layers]), **gpu)
+    empty = msgspec.structs.replace(machine([pass_of(layer) for layer in bench.FULL.layers]), **gpu)
     link = MeasuredLink(msgspec.structs.replace(here.tables(empty), operators=here.tables(machine()).operators))
     times = here._times(empty, here._one(empty), link, known).reshape(-1, 3)
-    passes = [_pass(layer, *t, optimizer=1e-9) for layer, t in zip(bench.FULL.layers, times, strict=True)]
+    passes = [pass_of(layer, *t, optimizer=1e-9) for layer, t in zip(bench.FULL.layers, times, strict=True)]
     found = here.fit(msgspec.structs.replace(machine(passes), **gpu))
     assert found.framework.host_us_per_kernel == pytest.approx(45.0, rel=0.02)
     assert found.framework.host_us_per_backward_kernel == pytest.approx(50.0, rel=0.02)
@@ -271,28 +197,28 @@ def test_how_sure_a_profile_is_comes_from_models_that_it_was_not_fitted_to():
     """Of models that follow the constants exactly one is made to take three times as long: in sample the fit gives way
     to it, left out it is missed by what it is off."""
     known = Framework(name="x", elementwise_passes=1.0, host_us_per_kernel=300.0, host_us_per_pass=0.0)
-    empty = machine([_pass(layer) for layer in bench.FULL.layers])
+    empty = machine([pass_of(layer) for layer in bench.FULL.layers])
     link = MeasuredLink(msgspec.structs.replace(here.tables(empty), operators=here.tables(machine()).operators))
     times = here._times(empty, here._one(empty), link, known).reshape(-1, 3)
     times[0] *= 3
     found = here.fit(
-        machine([_pass(layer, *t, optimizer=1e-9) for layer, t in zip(bench.FULL.layers, times, strict=True)])
+        machine([pass_of(layer, *t, optimizer=1e-9) for layer, t in zip(bench.FULL.layers, times, strict=True)])
     )
     in_sample = float(np.sqrt(np.mean([(p / m - 1) ** 2 for _, m, p in found.rows])))
     # of nine models one is off by two thirds: alone that is 0.667 / 3
     assert found.framework.step_sigma > 0.6 / 3 and in_sample < found.framework.step_sigma
-    alone = here.fit(machine([_pass(bench.FULL.layers[0], *times[0], optimizer=1e-9)]))
+    alone = here.fit(machine([pass_of(bench.FULL.layers[0], *times[0], optimizer=1e-9)]))
     assert "no second model" in alone.framework.source
 
 
 def contradicted():
     """A machine on which every other model takes six times as long as its kernels."""
-    empty = machine([_pass(layer) for layer in bench.FULL.layers])
+    empty = machine([pass_of(layer) for layer in bench.FULL.layers])
     known = Framework(name="x", elementwise_passes=1.0, host_us_per_kernel=30.0, host_us_per_pass=0.0)
     link = MeasuredLink(msgspec.structs.replace(here.tables(empty), operators=here.tables(machine()).operators))
     times = here._times(empty, here._one(empty), link, known).reshape(-1, 3)
     times[::2] *= 6
-    passes = [_pass(layer, *t, optimizer=1e-9) for layer, t in zip(bench.FULL.layers, times.tolist(), strict=True)]
+    passes = [pass_of(layer, *t, optimizer=1e-9) for layer, t in zip(bench.FULL.layers, times.tolist(), strict=True)]
     paces = {"product": [1e-3, 1.2e-3], "copy": [2e-3, 2e-3]}
     return msgspec.structs.replace(machine(passes), pace=paces, others=0.4, made=86400)
 
@@ -324,7 +250,7 @@ def test_a_profile_that_models_left_out_contradict_is_not_written_unless_it_is_k
 
 
 def test_a_prediction_of_this_machine_says_when_it_was_measured_and_at_which_pace(at_home):
-    known = machine([_pass(layer) for layer in bench.FULL.layers])
+    known = machine([pass_of(layer) for layer in bench.FULL.layers])
     for made, pace in ((0, {}), (86400, {"product": [1e-3, 1.2e-3], "copy": [2e-3, 2e-3]})):
         here.write(msgspec.structs.replace(known, made=made, pace=pace), at_home)
         found = predict(MODEL, load("1xhere"), TRAIN, parse("dp1 mb1"), detail=False)
@@ -335,14 +261,14 @@ def test_a_prediction_of_this_machine_says_when_it_was_measured_and_at_which_pac
 
 
 def test_bytes_kept_for_a_backward_and_held_by_a_rank_are_the_measured_ones(at_home):
-    empty = machine([_pass(layer) for layer in bench.FULL.layers])
+    empty = machine([pass_of(layer) for layer in bench.FULL.layers])
     cluster, link = here._one(empty), MeasuredLink(here.tables(empty))
     costs = Costs(Framework(name="x"), (link,))
     passes = []
     for layer in bench.FULL.layers:
         run = simulate(bench.plan_of(layer), bench.model_of(layer), cluster, bench.train_of(layer, "fp32"), costs)
         held = rank_memory(run, costs)[0].alive
-        passes.append(_pass(layer, kept_bytes=1.5 * held["activations"] + held["logits"]))
+        passes.append(pass_of(layer, kept_bytes=1.5 * held["activations"] + held["logits"]))
     found = here.write(machine(passes), at_home).framework
     assert found.activation_copies == pytest.approx(1.5, rel=0.01) and found.context_bytes == 3e8
     frameworks.cache_clear()
@@ -355,134 +281,8 @@ def test_a_constant_never_goes_below_nothing():
     assert here._least_squares(slopes, np.array([3.0, 2.0, 1.0])).tolist() == pytest.approx([2.0, 0.0])
 
 
-MODEL = transformer(layers=4, hidden=64, heads=4, vocab=128, ffn=128, gated=True)
-TRAIN = Train(global_batch=8, seq_len=64, dtype="fp32")
-
-
-def _step(cluster, plan):
-    plan = parse(plan)
-    costs = Costs(Framework(name="x", host_us_per_pass=0.0), (MeasuredLink(here.tables(machine())),))
-    return simulate(plan, MODEL, cluster, TRAIN, costs)
-
-
-def test_twice_as_many_ranks_as_cores_take_twice_as_long_to_compute(at_home):
-    quiet = msgspec.structs.replace(machine([_pass(layer) for layer in bench.FULL.layers]), comm_slowdown=0.0)
-    here.write(quiet, at_home)
-    two, four = (_step(load(f"{n}xhere"), f"dp{n} mb1 overlap=none") for n in (2, 4))
-    passes = [float((r.end_s - r.start_s)[np.isin(r.lowered.graph.kind, (0, 3))].sum()) for r in (two, four)]
-    # half the microbatches a rank, each at half the speed
-    assert passes[1] == pytest.approx(passes[0], rel=1e-9)
-
-
-def _apart(seconds, busy):
-    """The machine's collectives with the same time and processor time at every size, from 2 ranks to 4."""
-
-    def table(n):
-        return [bench.TimedRepeats(seconds[n], 0.0, busy[n]) for _ in bench.FULL.collective_bytes]
-
-    quiet = machine([_pass(layer) for layer in bench.FULL.layers])
-    return msgspec.structs.replace(quiet, collectives={f"{op} {n}": table(n) for op in bench.OPS for n in (2, 4)})
-
-
-def test_of_more_ranks_than_cores_a_collective_s_processor_time_came_one_after_the_other(at_home):
-    # 2 ranks on 2 cores: 5 ms of which 1 ms works; 4 ranks: 9 ms, of which 3 ms on either of the cores' two ranks
-    known = _apart({2: 5e-3, 4: 9e-3}, {2: 1e-3, 4: 3e-3})
-    here.write(known, at_home)
-    device, link = load("2xhere").islands[0].device, MeasuredLink(here.tables(known))
-    for ranks, seconds, wait in ((2, 5e-3, 4e-3), (4, 6e-3, 3e-3)):
-        found = link(Collective(op="all_reduce", num_bytes=4096.0, group=Group(size=ranks, hops=())), device)
-        assert (found.seconds, found.wait) == (pytest.approx(seconds), pytest.approx(wait))
-
-
-def test_ranks_that_share_cores_share_the_work_of_collectives_and_not_their_waiting(at_home):
-    known = _apart({2: 5e-3, 4: 9e-3}, {2: 1e-3, 4: 3e-3})
-    here.write(known, at_home)
-    costs = Costs(Framework(name="x", host_us_per_pass=0.0), (MeasuredLink(here.tables(known)),))
-    found = simulate(parse("tp2 dp2 mb4 overlap=none"), MODEL, load("4xhere"), TRAIN, costs)
-    (forward,) = np.unique(found.lowered.graph.cost_key[found.lowered.graph.kind == 0])
-    seconds, wait = found.priced.durations[forward], found.priced.wait[forward]
-    # 4 layers with 4 collectives each, and those of the head
-    assert wait == pytest.approx(4e-3 * round(wait / 4e-3)) and round(wait / 4e-3) >= 16
-    took = (found.end_s - found.start_s)[found.lowered.graph.kind == 0]
-    assert took == pytest.approx(wait + 2 * (seconds - wait))
-
-
-def test_an_exchange_beside_passes_takes_their_cores(at_home):
-    """Two ranks on two cores reduce while they compute: together they take all the processor time there is."""
-    known = _apart({2: 20e-3, 4: 20e-3}, {2: 20e-3, 4: 20e-3})
-    here.write(known, at_home)
-    costs = Costs(Framework(name="x", host_us_per_pass=0.0), (MeasuredLink(here.tables(known)),))
-    found = simulate(parse("dp2 mb1"), MODEL, load("2xhere"), TRAIN, costs)
-    kinds = found.lowered.graph.kind
-    beside = (found.end_s - found.start_s)[kinds == 3]  # backwards
-    alone = found.priced.durations[found.lowered.graph.cost_key[kinds == 3]]
-    assert (beside / alone).max() > 1.5
-    assert found.step_time_s == pytest.approx(processor_seconds(found.lowered, found.priced) / 2)
-
-
-def test_fully_sharded_parameters_cost_their_copies_and_are_not_overlapped_on_a_processor(at_home):
-    known = machine([_pass(layer) for layer in bench.FULL.layers])
-    here.write(known, at_home)
-    link = MeasuredLink(here.tables(known))
-    bare = Framework(name="x", host_us_per_pass=0.0, host_us_per_kernel=0.0, host_us_per_collective=0.0)
-    costs = Costs(bare, (link,))
-    whole, sharded = (simulate(parse(f"dp2 {z} mb1"), MODEL, load("2xhere"), TRAIN, costs) for z in ("zero2", "zero3"))
-    host = sharded.priced.parts[:, CAUSE["host"]]
-    key = sharded.lowered.graph.cost_key[sharded.lowered.graph.kind == 0][1]  # a layer in the middle
-    sizes = {p.moves[0].num_bytes for p in sharded.lowered.programs if p.name == "all_gather"}
-    device = load("2xhere").islands[0].device
-    copies = [link(Staging(what="gather", num_bytes=size), device).seconds for size in sizes]
-    assert host[key] == pytest.approx(min(copies))  # of a layer alone, with no table beside it
-    passes_of_whole = whole.lowered.graph.cost_key[whole.lowered.graph.kind != KIND["optimizer"]]
-    assert host[key] > 0 == whole.priced.parts[passes_of_whole, CAUSE["host"]].max()
-    graph = sharded.lowered.graph
-    gathers = graph.kind == KIND["all_gather"]
-    passes = np.isin(graph.kind, (0, 3))
-    for start, end in zip(sharded.start_s[gathers], sharded.end_s[gathers]):
-        assert not ((sharded.start_s[passes] < end - 1e-9) & (sharded.end_s[passes] > start + 1e-9)).any()
-
-
-def test_the_update_and_what_surrounds_it_are_priced_apart_and_a_run_s_update_is_laid_beside_the_first(at_home):
-    """By hand: an update of 30 ms in a task of 50, of which a run records 25 ms as its update: 20% too long."""
-    passes = [_pass(layer, step=12.05, optimizer=0.03) for layer in bench.FULL.layers]  # 20 ms are between
-    known = machine(passes)
-    here.write(known, at_home)
-    costs = Costs(
-        Framework(name="x", host_us_per_pass=0.0, host_us_per_kernel=0.0), (MeasuredLink(here.tables(known)),)
-    )
-    layer = bench.FULL.layers[4]
-    found = predict(
-        bench.model_of(layer), load("1xhere"), bench.train_of(layer, "fp32"), bench.plan_of(layer), costs=costs
-    )
-    key = found.timeline.cost_key[found.timeline.kind == KIND["optimizer"]]
-    assert found.timeline.parts["optimizer"][key] == pytest.approx(0.03)
-    assert found.timeline.parts["host"][key] == pytest.approx(0.02)
-    ends = found.timeline.end_s.copy()
-    ends[found.timeline.kind == KIND["optimizer"]] -= 0.025
-    who = msgspec.structs.replace(found.identity, source="measured")
-    rows = {r.name: r for r in compare(found, msgspec.structs.replace(found.timeline, end_s=ends, identity=who)).kinds}
-    assert rows["optimizer"].error == pytest.approx(0.2)
-    assert (rows[AROUND].matched, rows[AROUND].unmatched_predicted_s) == (0, pytest.approx(0.02))
-    # two predictions have both parts, and are laid beside each other whole
-    assert AROUND not in {r.name for r in compare(found, found.timeline).kinds}
-
-
-def test_a_rank_that_waits_leaves_its_core_to_the_others(at_home):
-    """Two cores for four stages: a lone microbatch is in one stage at a time, so that it takes no longer."""
-    here.write(machine([_pass(layer) for layer in bench.FULL.layers]), at_home)
-    alone = Train(global_batch=1, seq_len=64, dtype="fp32")
-    costs = Costs(Framework(name="x", host_us_per_pass=0.0), (MeasuredLink(here.tables(machine())),))
-    crowded = simulate(parse("pp4 dp1 mb1"), MODEL, load("4xhere"), alone, costs)
-    island = load("4xhere").islands[0]
-    quad = msgspec.structs.replace(island.device, cores=4)
-    roomy = msgspec.structs.replace(load("4xhere"), islands=(msgspec.structs.replace(island, device=quad),))
-    spacious = simulate(parse("pp4 dp1 mb1"), MODEL, roomy, alone, costs)
-    last = [r.end_s[np.isin(r.lowered.graph.kind, (0, 3))].max() for r in (crowded, spacious)]
-    assert last[0] == pytest.approx(last[1], rel=1e-9)
-
-
 def test_a_damaged_file_is_refused_with_the_way_to_mend_it(at_home):
-    here.write(machine([_pass(bench.FULL.layers[0])]), at_home)
+    here.write(machine([pass_of(bench.FULL.layers[0])]), at_home)
     (at_home / "here.json").write_text("{")
     from meshwright.cost import measured
 

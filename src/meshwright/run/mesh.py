@@ -196,7 +196,7 @@ def alone(*, device: torch.device | None = None) -> ProcessMesh:
 
 def end(place: ProcessMesh) -> None:
     """End the process groups of a mesh, once all ranks of the job are done with them; collective. A group of gloo has a
-    thread that looks a hundred times a second for as long as the group is there: a job of many plans ends those of each.
+    thread that looks 100 times a second for as long as the group is there: a job of many plans ends those of each.
     """
     handles = {id(group.handle): group.handle for group in place.groups.values() if group.handle is not None}
     if dist.is_initialized():
