@@ -157,6 +157,13 @@ def test_memory_is_tables_with_state_and_what_dense_layers_and_vectors_take():
     assert sum(found.placed.step.ranks[r].tables for r in (0, 1)) == 1500 * 260
 
 
+def test_a_slice_by_columns_has_a_state_of_its_own_and_says_so():
+    found = step_of("embeddings=column columns=2")
+    assert [r.tables for r in found.placed.step.ranks] == [1500 * (32 * 4 + 4)] * 2
+    told = predict_recommending(MODEL, cluster("2xh100"), parse_samples("batch=64"), parse("embeddings=column"))
+    assert any("row-wise state each" in one for one in told.cautions)
+
+
 def test_tables_that_no_device_holds_fit_by_rows():
     """500 million rows of 64 fp32 numbers are 130 GB with their state."""
     large = read_recommender({**SMALL, "rows": [500_000_000, 500]}, name="large")

@@ -146,6 +146,7 @@ def predict_recommending(
     times = msgspec.structs.replace(times, timeline=timeline)
     sigma, seconds = max(LEAST_SIGMA, times.sigma, costs.framework.step_sigma), times.placed.seconds
     low, high = (seconds * exp(sign * OUTER * sigma) for sign in (-1, 1))
+    cautions = _cautions(times, plan, work)
     return RecommendingPrediction(
         model=model,
         cluster=cluster,
@@ -156,7 +157,7 @@ def predict_recommending(
         memory=_memory(times, cluster),
         tables=_tables(times, model),
         assumptions=_assumptions(model, work, plan, costs),
-        cautions=_cautions(times, plan),
+        cautions=cautions,
     )
 
 
@@ -234,12 +235,16 @@ def _assumptions(model: Recommender, work: SampleBatch, plan: Plan, costs: Costs
     return tuple(out)
 
 
-def _cautions(times: RecommendingTimes, plan: Plan) -> tuple[str, ...]:
+def _cautions(times: RecommendingTimes, plan: Plan, work: SampleBatch) -> tuple[str, ...]:
     said, placement, out = plan.embeddings, times.placed.step.placement, []
     if said.compress > 1:
         out.append(f"compress={said.compress} is approximate: it makes another model, whose quality is not known here")
     if said.pooled != "fp32":
         out.append(f"pooled={said.pooled} is approximate: vectors and gradients travel in fewer bits")
+    if work.row_state and any(item.way == COLUMNS for item in placement.items):
+        out.append(
+            "slices by columns keep a row-wise state each, so that their updates differ from those of whole rows"
+        )
     if placement.crowded:
         out.append(f"spread={said.spread} found no placement of these tables with room for them on every rank")
     if said.way == AUTO:

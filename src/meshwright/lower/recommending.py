@@ -105,7 +105,8 @@ def items_of(
     for table, (way, parts) in zip(model.tables, ways):
         moved = traffic(table, float(work.batch), work)
         sent = 2 * work.batch * table.dim * NUMBER * sent_s
-        out.append(TableItem(way, parts, table_bytes(table, work), (moved.lookup + moved.update) * byte_s + sent))
+        size = table_bytes(table, work) + (parts - 1) * table.rows * STATE * work.row_state  # each slice has its own
+        out.append(TableItem(way, parts, size, (moved.lookup + moved.update) * byte_s + sent))
     return tuple(out)
 
 
