@@ -69,7 +69,7 @@ class TablePart(NamedTuple):
     state: Tensor
 
 
-class PlacedTables:
+class TrainedTables:
     """The tables of a model as rank `rank` of a placement has them, and the layers that all ranks have; ``weights`` are
     all tables whole, of which each rank keeps its parts. Placements with towers are not carried out."""
 

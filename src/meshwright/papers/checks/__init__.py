@@ -23,6 +23,7 @@ MODULES = (
     "checkpoints",
     "replayed",
     "served_plans",
+    "tables",
 )
 """The files of this package that define checks, each as ``CHECKS``: a new check is a function and its name there."""
 

@@ -1,0 +1,35 @@
+"""Embedding tables spread over processes: trained steps equal to those of one process."""
+
+from __future__ import annotations
+
+from meshwright.papers.outcome import AT_MOST, Check, Figure, Outcome, by_processes
+
+#: Processes that tables are spread over, and the largest difference that the order of float64 sums explains.
+PROCESSES, ROUNDING = 2, 1e-9
+
+
+def spread_tables() -> Outcome:
+    """Return how far steps with whole tables, by rows, replicated and mixed are from one process."""
+
+    def real() -> Outcome:
+        from meshwright.run.tables_apart import apart
+
+        return Outcome(
+            figures=tuple(
+                Figure(
+                    f"{way}: losses and parameters on {PROCESSES} processes, furthest", None, far, "", AT_MOST, ROUNDING
+                )
+                for way, far in apart(PROCESSES).items()
+            )
+        )
+
+    found = Outcome(
+        baseline="one process that holds all tables and differentiates through every lookup",
+        assumptions=(
+            "three steps of a small model with dot products and with cross layers, float64, row-wise AdaGrad",
+        ),
+    )
+    return by_processes(found, "steps of tables on real processes", real)
+
+
+CHECKS = {"dlrm": Check(spread_tables)}
