@@ -11,7 +11,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from meshwright.assign.tables import TableItem, place_tables
 from meshwright.run import launch
-from meshwright.run.tables import EPSILON, DenseLayers, TrainedTables, Samples
+from meshwright.run.tables import EPSILON, DenseLayers, Samples, TrainedTables
 from meshwright.run.world import World
 from meshwright.spec.recommender import Recommender, read_recommender
 
