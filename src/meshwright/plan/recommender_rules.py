@@ -45,7 +45,7 @@ def _of_cluster(plan: Plan, model: Recommender, cluster: Cluster, batch: SampleB
     elif batch.batch % dp:
         message = f"{dp} devices do not share {batch.batch:,} samples alike"
         help = f"say batch={max(1, round(batch.batch / dp)) * dp}"
-        found.append(wrong("P082", message, f"--train batch={batch.batch}", help))
+        found.append(Diagnostic(code="P082", message=message, place=f"--train batch={batch.batch}", help=help))
     why = ""
     if len(cluster.islands) > 1:
         why = "its islands have unequal devices, and tables are spread over equal ones"
@@ -57,7 +57,8 @@ def _of_cluster(plan: Plan, model: Recommender, cluster: Cluster, batch: SampleB
         why = f"its devices do not multiply in {batch.dtype}"
     if why:
         help = "ask about one kind of GPU in nodes, such as 16xh100, and a dtype that it has"
-        found.append(wrong("P082", f"{cluster.name}: {why}", f"--on {cluster.name}", help))
+        message = f"{cluster.name}: {why}"
+        found.append(Diagnostic(code="P082", message=message, place=f"--on {cluster.name}", help=help))
     return found
 
 
