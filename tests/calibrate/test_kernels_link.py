@@ -15,7 +15,14 @@ from meshwright.cost.carried import Carried, Spreads
 from meshwright.cost.chain import ROOFLINE_SIGMA, Estimate, roofline_estimate
 from meshwright.cost.curve import RESIDUAL_UNIT, Fit, Residual
 from meshwright.cost.fitted import Fitted, link, point, profiles, read_profile
-from meshwright.cost.relatives import BACKWARD_SHARE, SYNCHRONOUS_SHARE, apart, change, under_power
+from meshwright.cost.relatives import (
+    BACKWARD_SHARE,
+    SYNCHRONOUS_SHARE,
+    apart,
+    change,
+    products_under_power,
+    under_power,
+)
 from meshwright.cost.roofline import gemm_seconds, peak_flops
 from meshwright.errors import MeshwrightError
 from meshwright.spec.cluster import load_device
@@ -226,6 +233,22 @@ def test_devices_of_little_power_clock_lower_while_their_vector_units_are_busy()
     work = Gemm(m=4096, n=4096, k=4096, dtype="fp32", out_bytes=4.0)
     l4 = load_device("l4")
     assert 0.2 < work.flops / link(without="l4")(work, l4).seconds / l4.peak_flops["fp32"] < 0.5
+
+
+def test_products_of_devices_whose_power_limits_their_matrix_units_are_told_by_one_another():
+    """L40S: 350 W for 362e12 operations at 1.4 W for 1e12 of them; RTX 4090: 450 W for 165e12, which is enough."""
+    l40s, pro, wide = (load_device(name) for name in ("l40s", "rtx_pro_6000_server", "rtx4090"))
+    assert products_under_power(l40s, "bf16") == pytest.approx(350 / (1.4 * 362.05))
+    assert products_under_power(pro, "bf16") / products_under_power(l40s, "bf16") == pytest.approx(
+        600 / 350 * 362.05 / 480
+    )
+    assert products_under_power(wide, "bf16") == products_under_power(H100, "bf16") == 1.0
+    # AIConfigurator's tables, m 4096, n 7168: 232e12 operations a second of the L40S at k 8192, 418e12 of the RTX PRO
+    # 6000 at k 7168
+    for device, k, reached in ((l40s, 8192, 232e12), (pro, 7168, 418e12)):
+        work = Gemm(m=4096, n=7168, k=k, dtype="bf16")
+        carried = link(serving=True, without=device.name)(work, device)
+        assert work.flops / carried.seconds == pytest.approx(reached, rel=0.15)
 
 
 def test_few_devices_are_pulled_towards_what_more_of_them_show():

@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -13,6 +14,7 @@ from meshwright.cost.standard import serving_costs
 from meshwright.errors import MeshwrightError
 from meshwright.lower.place import Mesh
 from meshwright.plan import parse as parse_plan
+from meshwright.simulate.serve import simulate
 from meshwright.spec import cluster as clusters
 from meshwright.spec import model as models
 from meshwright.spec.serve import Serve
@@ -55,6 +57,26 @@ def test_a_server_has_its_own_limits_and_count_of_blocks():
     setup = serving_requests._of_server({"engine": "vllm 0.19.0"}, SERVER)
     words = setup.words
     assert (words.max_batch, words.budget, words.kv_blocks, words.profile) == (64, 2048, 4096, "vllm")
+
+
+def test_a_server_that_keeps_prefixes_computes_less_again_of_those_that_it_evicts(tmp_path):
+    cache = SERVER["kv_cache"] | {"num_gpu_blocks": 100, "enable_prefix_caching": True}  # for three of 20 requests
+    inside = written(tmp_path, {"a": {"meta": SERVER | {"kv_cache": cache}}})
+    assert inside.is_dir()
+    ((_, _, run),) = serving_requests.runs(*serving_requests.files(tmp_path))
+    assert run.serve.engine.prefix_cache
+    blocks = (run.requests.prompt + run.requests.output) // 16
+    assert (np.diff(run.requests.hash_ptr) == blocks).all()
+    assert len(set(run.requests.hashes.tolist())) == blocks.sum()  # nothing in common
+    computed = []
+    for keeps in (True, False):
+        words = msgspec.structs.replace(run.serve.engine, prefix_cache=keeps)
+        serve = msgspec.structs.replace(run.serve, engine=words)
+        asked = (run.model, run.cluster, serve, run.plan, run.requests, serving_costs("vllm"), engine_profile("vllm"))
+        served = simulate(built(*asked).replica, run.requests)
+        assert served.evictions
+        computed.append(served.tokens_seen @ np.arange(len(served.tokens_seen)))
+    assert run.requests.prompt.sum() < computed[0] < computed[1]
 
 
 def test_a_machine_whose_rings_were_measured_has_a_port_with_which_they_take_that_long():

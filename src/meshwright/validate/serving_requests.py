@@ -168,6 +168,8 @@ def _asked(run: str, rows: list[dict[str, str]], config: dict[str, Any], path: P
         prompt=column["prompt_tokens"].astype(np.int64),
         output=column["output_tokens"].astype(np.int64),
     )
+    if setup.words.prefix_cache:
+        requests = _named(requests, setup.words.block)
     model = msgspec.structs.replace(models.load(rows[0]["model"]), max_seq_len=0)
     cluster = _linked(clusters.load(f"{setup.devices}x{rows[0]['hardware']}"), config.get("cluster", {}))
     plan, serve = (
@@ -181,6 +183,14 @@ def _asked(run: str, rows: list[dict[str, str]], config: dict[str, Any], path: P
             "tpot": np.where(more > 0, (column["last_token_s"] - column["first_token_s"]) / more, np.nan),
         }
     return MeasuredRun(run, model, cluster, serve, plan, requests, measured, setup.blocks)
+
+
+def _named(requests: Requests, block: int) -> Requests:
+    """Return requests of which nothing in common is known, with names for the blocks of each and of its answer: a
+    request that is evicted finds again those that nobody has taken meanwhile."""
+    ends = np.cumsum((requests.prompt + requests.output) // block)
+    begins = np.concatenate([[0], ends])
+    return msgspec.structs.replace(requests, hashes=np.arange(begins[-1]), hash_ptr=begins, hash_block=block)
 
 
 def _linked(cluster: Cluster, said: dict[str, Any]) -> Cluster:
@@ -278,6 +288,7 @@ def _of_server(row: dict[str, str], meta: dict[str, Any]) -> Setup:
         block=int(cache.get("block_size") or EngineWords().block),
         kv_blocks=int(cache.get("num_gpu_blocks") or 0),
         memory=float(cache.get("gpu_memory_utilization") or EngineWords().memory),
+        prefix_cache=bool(cache.get("enable_prefix_caching")),
     )
     tp, pp = (int(said.get(f"{kind}_parallel_size") or 1) for kind in ("tensor", "pipeline"))
     return Setup(words, f"tp{tp} pp{pp}", tp * pp)
