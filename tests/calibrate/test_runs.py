@@ -9,6 +9,7 @@ import pytest
 
 from meshwright.answer.rank_memory import OVERHEAD, rank_memory
 from meshwright.calibrate import logs, runs
+from meshwright.calibrate.framework import sharing
 from meshwright.calibrate.runs_memory import peak_errors
 from meshwright.cli import main
 from meshwright.cost import load_framework, standard
@@ -77,6 +78,29 @@ def test_a_stack_is_begun_from_the_kind_that_its_runs_are_evidence_for(file):
     assert (own.left_out, own.rows) == (None, ()) and own.in_sample < 0.03
     named = runs.fit(found, load_framework("fused"), standard, left_out=False)
     assert named.framework.source.startswith("fused, updated by 6 runs")
+
+
+def test_the_middle_of_stacks_stands_for_some_that_do_what_no_constant_says():
+    """A profile whose name says a generation of FlashAttention, or whose attention is unfused, gets no other one."""
+    base = load_framework("default")
+    assert [one.defaults.flash for one in runs.with_first_flash(base)] == [1]
+    assert not runs.with_first_flash(msgspec.structs.replace(base, name="default flash 2"))
+    assert not runs.with_first_flash(load_framework("unfused"))
+    found = runs.sliced(base).defaults
+    assert found.overlap == (*base.defaults.overlap, "tp") and not found.streams and base.defaults.streams
+
+
+def test_runs_of_long_sequences_tell_which_flash_attention_a_stack_runs():
+    """Runs made by the middle itself with the first FlashAttention, and without: each is recognised as what it is."""
+    base, cluster, train = load_framework("default"), load_cluster("8xa100_80gb"), parse_train("batch=8,seq=16384")
+    (first,), costs_of, model = runs.with_first_flash(base), sharing(standard), load_model("llama3.2-1b")
+    plans = [(words, parse_plan(words).on(8)) for words in ("dp8 mb1 full zero1", "tp4 dp2 mb1 zero1", "tp8 mb1")]
+    bare = [runs.OwnRun(i, model, cluster, train, plan, 1.0, words) for i, (words, plan) in enumerate(plans)]
+    for true in (first, base):
+        off = runs.errors(bare, true, costs_of)
+        made = [run._replace(seconds=float(np.exp(e))) for run, e in zip(bare, off)]
+        found = runs.likeliest(runs.weighed(made, base, [], costs_of), [], [0, 1, 2])
+        assert found.defaults.flash == true.defaults.flash
 
 
 def test_evidence_is_the_error_that_a_kinds_spread_does_not_explain():
