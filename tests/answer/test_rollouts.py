@@ -90,10 +90,10 @@ def test_generation_that_never_waits_is_faster_the_older_parameters_may_be_and_n
 
 
 def test_the_best_split_of_the_devices_is_the_fastest_of_those_that_were_tried():
-    found = asked(f"{LONG_TAIL},devices=best,staleness=2,against=sync", on="4x4xh100,400gbe")
+    found = asked(f"{LONG_TAIL},devices=best,staleness=2,against=sync", on="4x4xh100,ib400")
     assert [(one.generating, one.training) for one in found.splits] == [(4, 12), (8, 8), (12, 4)]
     assert found.step_s.value == min(one.step_s for one in found.splits)
-    alone = asked(LONG_TAIL, on="4x4xh100,400gbe")
+    alone = asked(LONG_TAIL, on="4x4xh100,ib400")
     assert found.speedup == pytest.approx(alone.step_s.value / found.step_s.value)
     for one in found.spent:
         assert sum(one.seconds.values()) == pytest.approx(found.step_s.value)

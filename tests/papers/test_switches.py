@@ -15,6 +15,7 @@ from meshwright.plan import parse
 from meshwright.spec.cluster import load as load_cluster
 from meshwright.spec.model import load
 from meshwright.spec.recommender import is_recommender
+from meshwright.spec.rollout import parse as parse_rollout
 from meshwright.spec.serve import parse as parse_serve
 from meshwright.spec.workload import parse as parse_train
 from meshwright.world.trace import read
@@ -80,8 +81,13 @@ def test_the_words_of_a_switch_change_the_model_the_plan_or_the_work(row):
         serve = argv[argv.index("--serve") + 1]
         changed |= parse_serve(serve) != parse_serve(",".join(word for word in serve.split(",") if word not in words))
     if "--train" in argv and not is_recommender(argv[1]):  # whose workload is samples, in words of their own
-        train = argv[argv.index("--train") + 1]
+        rolled = "batch=1," if "--rollout" in argv else ""  # whose trajectories are a step's batch
+        train = rolled + argv[argv.index("--train") + 1]
         changed |= parse_train(train) != parse_train(",".join(word for word in train.split(",") if word not in words))
+    if "--rollout" in argv:
+        said = argv[argv.index("--rollout") + 1]
+        kept = ",".join(word for word in said.split(",") if word not in words)
+        changed |= parse_rollout(said).control != parse_rollout(kept).control
     if "--world" in argv:
         world = argv[argv.index("--world") + 1]
         changed |= read(world) != read(",".join(word for word in world.split(",") if word not in words))

@@ -26,6 +26,7 @@ from meshwright.papers.outcome import JUDGES, SIDE, WITHIN, Figure, Outcome
 from meshwright.papers.published import OrderQuestion, Published, ServeQuestion, StepQuestion, Words, kind_of
 from meshwright.papers.recommended import TABLES, TableQuestion, recommended
 from meshwright.papers.record import Paper
+from meshwright.papers.rolled_out import ROLLED_OUT, RolloutQuestion, rolled_out
 from meshwright.papers.sublayers import sublayer_seconds
 from meshwright.plan import parse as parse_plan
 from meshwright.schedules import build, get
@@ -42,7 +43,7 @@ from meshwright.spec.wiring import Bill
 from meshwright.spec.workload import parse as parse_train
 from meshwright.world.trace import read as read_world
 
-Asked = TypeVar("Asked", StepQuestion, ServeQuestion, DenoiseQuestion, TableQuestion, OrderQuestion)
+Asked = TypeVar("Asked", StepQuestion, ServeQuestion, DenoiseQuestion, TableQuestion, RolloutQuestion, OrderQuestion)
 #: The mean of other figures' errors.
 MEAN_ERROR = "mean error"
 #: A quantity of a predicted step: its unit, and how it is read.
@@ -182,7 +183,13 @@ ORDER: Mapping[str, tuple[str, Callable[[Timed], float]]] = {
     "copies of the model": ("", lambda t: float(t.copies)),
     "parameter gathers": ("", lambda t: float(t.gathers)),
 }
-_TABLES = {StepQuestion: STEP, ServeQuestion: SERVED, DenoiseQuestion: IMAGES, TableQuestion: TABLES}
+_TABLES = {
+    StepQuestion: STEP,
+    ServeQuestion: SERVED,
+    DenoiseQuestion: IMAGES,
+    TableQuestion: TABLES,
+    RolloutQuestion: ROLLED_OUT,
+}
 
 
 def evaluate(paper: Paper) -> Outcome:
@@ -282,6 +289,8 @@ def _answer(question: Any, sizes: str) -> Any:
         return recommended(question)
     if isinstance(question, DenoiseQuestion):
         return denoised(question)
+    if isinstance(question, RolloutQuestion):
+        return rolled_out(question)
     return _ordered(question) if isinstance(question, OrderQuestion) else _predicted(question, sizes)
 
 
@@ -354,7 +363,7 @@ LONGEST: Mapping[str, tuple[str, Callable[[StepQuestion, str], float]]] = {
 def _added(words: Words, shared: Words) -> Words:
     """The plan and the requests of a question that only adds to the row's."""
     found: Words = {}
-    for name, between in (("plan", " "), ("serve", ",")):
+    for name, between in (("plan", " "), ("serve", ","), ("rollout", ",")):
         text = str(words.get(name, ""))
         if text.startswith("+"):
             found[name] = f"{shared.get(name, '')}{between}{text[1:].strip()}"

@@ -2,10 +2,11 @@
 
 A row carries its figures as ``[[figures]]``. A figure asks about a training step (``ask``: model, on, train, plan and
 framework, in the words of ``meshwright predict``), about requests that are served (``ask`` with ``serve`` in place of
-``train``), about images that are made (with ``denoise``) or about a pipeline order in its own clock (``order``:
-schedule, ranks, microbatches and the times of an action). What figures of a row share stands once in its ``[ask]`` or
-``[order]``; a plan or a serve that begins with ``+`` adds words to the row's. With ``against`` the figure is a ratio:
-the quantity of the question over that of the same question with those words in place of its own."""
+``train``), about images that are made (with ``denoise``), about reinforcement learning (with ``rollout`` beside
+``train``) or about a pipeline order in its own clock (``order``: schedule, ranks, microbatches and the times of an
+action). What figures of a row share stands once in its ``[ask]`` or ``[order]``; a plan, a serve or a rollout that
+begins with ``+`` adds words to the row's. With ``against`` the figure is a ratio: the quantity of the question over
+that of the same question with those words in place of its own."""
 
 from __future__ import annotations
 
@@ -40,6 +41,17 @@ class ServeQuestion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     plan: str
 
 
+class RolloutQuestion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A reinforcement-learning job, in the words of ``meshwright predict --rollout``."""
+
+    model: str
+    on: str
+    train: str
+    rollout: str
+    plan: str
+    framework: str = "fused"
+
+
 class DenoiseQuestion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Images to make, in the words of ``meshwright predict --denoise``."""
 
@@ -60,8 +72,12 @@ class TableQuestion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     framework: str = "fused"
 
 
-def kind_of(words: Words) -> type[StepQuestion | ServeQuestion | DenoiseQuestion | TableQuestion]:
+def kind_of(
+    words: Words,
+) -> type[StepQuestion | ServeQuestion | DenoiseQuestion | TableQuestion | RolloutQuestion]:
     """Return the kind of question that words ask, by their workload and their model."""
+    if "rollout" in words:
+        return RolloutQuestion
     if "serve" in words or "denoise" in words:
         return ServeQuestion if "serve" in words else DenoiseQuestion
     return TableQuestion if str(words.get("model", "")).lower() in known_recommenders() else StepQuestion
@@ -116,6 +132,7 @@ __all__ = [
     "DenoiseQuestion",
     "OrderQuestion",
     "Published",
+    "RolloutQuestion",
     "ServeQuestion",
     "StepQuestion",
     "TableQuestion",

@@ -24,6 +24,7 @@ MODULES = (
     "replayed",
     "served_plans",
     "tables",
+    "rollouts",
 )
 """The files of this package that define checks, each as ``CHECKS``: a new check is a function and its name there."""
 
