@@ -17,6 +17,9 @@ from meshwright.spec.model import Model
 from meshwright.spec.rollout import Rollout
 from meshwright.spec.workload import Train
 
+#: A part of a step below this is rounding.
+ROUNDING = 1e-9
+
 
 class DevicesSpent(msgspec.Struct, frozen=True, kw_only=True):
     """Where the time of a step goes on the devices of a ``side``: seconds by cause, in the mean over its devices; the
@@ -29,7 +32,9 @@ class DevicesSpent(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, side: str, devices: int, step_s: float, causes: dict[str, float]) -> DevicesSpent:
         """Return the causes with what is left of a step as ``idle``."""
-        return cls(side=side, devices=devices, seconds=causes | {"idle": max(0.0, step_s - sum(causes.values()))})
+        idle = step_s - sum(causes.values())
+        idle = idle if idle > ROUNDING * step_s else 0.0
+        return cls(side=side, devices=devices, seconds=causes | {"idle": idle})
 
     @property
     def idle(self) -> float:
