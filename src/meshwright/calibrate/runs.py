@@ -3,10 +3,9 @@
 A run is a question and the seconds its step took, and where it is stated the peak of its memory. The prior is a
 mixture: half of it is the middle of all stacks, the other half every stack that is known, as one stack overlaps and
 fuses what another does not, which no constant says; around each its constants vary together as those of the known
-stacks do. What else no constant says (which FlashAttention a stack runs, whether it slices tensor-parallel exchanges)
-is told by runs too: the middle of all stacks stands there in both ways. The kind whose evidence in the runs is the
-largest is taken (or the one that is named), and within it the posterior's mode, by damped least squares over the
-logarithms. The error that counts is of runs left out.
+stacks do. Which FlashAttention a stack runs no constant says either: the middle of all stacks stands there with its own
+and with the first. The kind whose evidence in the runs is the largest is taken (or the one that is named), and within
+it the posterior's mode, by damped least squares over the logarithms. The error that counts is of runs left out.
 """
 
 from __future__ import annotations
@@ -44,15 +43,12 @@ WORDS = ("model", "on", "train", "plan")
 TIMED = ("step_time_s", "log")
 #: Constants that are updated, with the smallest standard deviation of their logarithm in the prior. A ring's steps are
 #: the job's network's and no other stack's: theirs is that of a constant that nobody pins (``stacks.among_others``).
-#: Shares of the network that parameters and gradients reach under ZeRO lie up to a factor of two to three apart.
 UPDATED = {
     "elementwise_passes": 0.3,
     "host_us_per_kernel": 0.5,
     "host_us_per_collective": 0.5,
     "host_us_per_pass": 0.7,
     "ring_steps": 1.2,
-    "exchange_share": 0.5,
-    "gather_share": 0.7,
     "kernel_slowdown": 0.15,
 }
 #: Relative error of a step that the constants cannot say: about that of fitted profiles on models left out. Errors of
@@ -66,8 +62,7 @@ FLASH = "flash"
 #: Step of the logarithms for a slope; the factor on kernels is better known than the others.
 NUDGE = {"kernel_slowdown": 0.05}
 #: Smallest and largest values that are believable; of the slowdown those of the factor on kernels.
-BOUNDS = {name: CONSTANTS[name][1:] for name in UPDATED if name in CONSTANTS}
-BOUNDS |= {"kernel_slowdown": (0.7, 1.6), "gather_share": CONSTANTS["exchange_share"][1:]}
+BOUNDS = {name: CONSTANTS[name][1:] for name in UPDATED if name in CONSTANTS} | {"kernel_slowdown": (0.7, 1.6)}
 ROUNDS, FOLDS = 6, 8
 #: The loss that another round has to save.
 ENOUGH = 0.02
@@ -190,11 +185,10 @@ def weighed(
     runs: list[OwnRun], base: Framework, others: list[Framework], costs_of: Callable[[Framework], Costs]
 ) -> list[Weighed]:
     """Return the kinds of stacks that runs may be of: `base`, as likely as all `others` together, and those. Its share
-    is halved between the FlashAttention it runs and the first, where it leaves that open; as one that slices
-    exchanges it is one stack more."""
+    is halved between the FlashAttention it runs and the first, where it leaves that open."""
     bases = [base, *with_first_flash(base)]
     each = log(max(1, len(others)) / len(bases))
-    shares = [(one, each) for one in bases] + [(one, 0.0) for one in (*others, sliced(base))]
+    shares = [(one, each) for one in bases] + [(one, 0.0) for one in others]
     return [Weighed(kind, *_slopes(runs, kind, _logs(kind), costs_of), before) for kind, before in shares]
 
 
@@ -205,14 +199,6 @@ def with_first_flash(base: Framework) -> list[Framework]:
     if usual.attention != "flash" or usual.flash == 1 or FLASH in base.name.split():
         return []
     return [msgspec.structs.replace(base, defaults=msgspec.structs.replace(usual, flash=1))]
-
-
-def sliced(base: Framework) -> Framework:
-    """Return the profile as that of a stack which slices tensor-parallel exchanges and sends them beside the slices of
-    the products, on one stream (as nanotron's ``tp_linear_async_communication``)."""
-    overlap = tuple(dict.fromkeys((*base.defaults.overlap, "tp")))
-    defaults = msgspec.structs.replace(base.defaults, overlap=overlap, streams=False)
-    return msgspec.structs.replace(base, defaults=defaults)
 
 
 def likeliest(kinds: list[Weighed], known: list[Framework], pick: list[int]) -> Framework:
