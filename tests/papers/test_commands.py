@@ -112,11 +112,11 @@ def test_reproduce_puts_figures_side_by_side(capsys):
 
 
 def test_reproduce_as_json_has_errors_and_judgements(capsys):
-    code, out, _ = run(capsys, "reproduce", "inf-cl", "--json")
+    code, out, _ = run(capsys, "reproduce", "jacobi-feedforward", "--json")
     said = json.loads(out)
     assert code == 0 and said["state"] == "model only"
     assert all(figure["ok"] for figure in said["outcome"]["figures"])
-    assert said["paper"]["arxiv"] == "2410.17243"
+    assert said["paper"]["arxiv"] == "2002.03629"
 
 
 def test_reproduce_without_a_check_says_what_is_missing(capsys):

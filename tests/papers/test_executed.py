@@ -228,8 +228,9 @@ def test_a_torch_that_cannot_be_loaded_is_said_and_ends_nothing(monkeypatch):
 
 def test_what_is_not_checked_speaks_neither_for_nor_against():
     good = Fact("it is so", True)
-    assert state.of(paper("inf-cl"), Outcome(facts=(good,), unchecked=("a busy machine",))).state == MODEL
-    both = state.of(paper("inf-cl"), Outcome(facts=(good,), executed=True, unchecked=("a busy machine",)))
+    alone = paper("jacobi-feedforward")
+    assert state.of(alone, Outcome(facts=(good,), unchecked=("a busy machine",))).state == MODEL
+    both = state.of(alone, Outcome(facts=(good,), executed=True, unchecked=("a busy machine",)))
     assert (both.executed, both.unchecked) == (EXECUTED, "a busy machine")
 
 

@@ -322,6 +322,10 @@ def own_experts(r: ExportRequest) -> Iterator[Gap]:
         if value > 1:
             reason, mend = "it computes whole sequences; meshwright run does it", {f"memory.{name}": 1}
             yield Gap(facet=f"memory.{name}", value=f"{word}={value}", reason=reason, help=f"drop {word}=", mend=mend)
+    if r.plan.memory.similarities != "stored":
+        value, reason = f"similarities={r.plan.memory.similarities}", "its contrastive loss stores them"
+        mend = {"memory.similarities": "stored"}
+        yield Gap(facet="memory.similarities", value=value, reason=reason, help="drop similarities=", mend=mend)
     for name in ("balance", "locality"):
         if getattr(r.train, name):
             reason = "a loss on routers is its own setting, and another than this"

@@ -29,7 +29,8 @@ LAID_OUT = {
     "layout": frozenset(("tp", "pp", "dp", "sp", "order", "adp")),
     "experts": frozenset(("ep", "etp", "dispatch")),
     "precision": frozenset(("compute", "weights", "experts")),
-    "memory": frozenset(("recompute", "layers", "portions", "loss", "loss_portions", "gathered")),  # of training
+    # of training
+    "memory": frozenset(("recompute", "layers", "portions", "loss", "loss_portions", "similarities", "gathered")),
 }
 #: Fields of a plan that are of training alone, which a serving question refuses or does not read.
 OF_TRAINING = frozenset(("sync", "overlap", "data", "pipeline", "sequence"))

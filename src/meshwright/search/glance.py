@@ -21,6 +21,7 @@ from meshwright.search.evaluate import Evaluator
 from meshwright.search.layers import Book, deciding_ends
 from meshwright.search.parts import Inners
 from meshwright.search.space import PLAIN, WHOLE, Core, Inner, plan_of
+from meshwright.spec.ends import Contrastive
 from meshwright.spec.hardware import Device
 from meshwright.work import Collective, Group
 
@@ -85,7 +86,8 @@ class Glances:
         return count * min(float(spread(one, layers, groups)) for one in each)
 
     def _alone(self, core: Core, way: Inner) -> Alone:
-        same = (core.tp, core.cp, core.mb, core.ep, core.etp, way)
+        replicas = core.dp if isinstance(self.model.head, Contrastive) else 1  # whose vectors meet in its loss
+        same = (core.tp, core.cp, core.mb, core.ep, core.etp, replicas, way)
         found = self._alones.get(same)
         if found is None:
             plan = plan_of(core, way, PLAIN, WHOLE)
@@ -108,7 +110,7 @@ class Glances:
         if unit.is_block:
             return book.entries(unit, which)
         c = book.stages.context()
-        key = (unit.kind, which, c.tokens, c.tp, c.sp, *deciding_ends(c.plan))
+        key = (unit.kind, which, c.tokens, c.tp, c.sp, c.dp_group.size, *deciding_ends(c.plan))
         found = self._ends.get(key)
         if found is None:
             found = self._ends[key] = book.entries(unit, which)
@@ -210,6 +212,8 @@ class Glances:
             mesh = self.layers.mesh(Plan(layout=layout, experts=Experts(ep=core.ep, etp=core.etp)))
             groups = {"tp": mesh.group("tp"), "cp": mesh.group("cp"), "ep": mesh.expert_group("ep")}
             groups["etp"] = mesh.expert_group("etp")
+            if isinstance(self.model.head, Contrastive):  # whose loss is over the batches of all replicas
+                groups["dp"] = mesh.group("dp")
             numbered = {queue: (self._numbers.setdefault(g, len(self._numbers)), g) for queue, g in groups.items()}
             index = self._indices.setdefault(tuple(n for n, _ in numbered.values()), len(self._distinct))
             if index == len(self._distinct):
