@@ -11,7 +11,7 @@ from tests.run.processes import launch_kept  # noqa: E402
 
 
 def found_on(ranks, shape, ways):
-    """What every rank found, as plain values."""
+    """The results of every rank, as plain values."""
     return launch_kept(ranks, _plain, ranks, shape, ways)
 
 

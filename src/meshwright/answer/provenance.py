@@ -25,6 +25,8 @@ from meshwright.spec.cluster_names import ASSUMED
 from meshwright.spec.hardware import Device, source_of
 from meshwright.spec.model import Model
 from meshwright.spec.network_bill import network_bill
+from meshwright.spec.recommender import Recommender
+from meshwright.spec.samples import SampleBatch
 from meshwright.spec.workload import Train
 from meshwright.timeline import Identity, Timeline
 from meshwright.version import VERSION
@@ -35,7 +37,9 @@ from meshwright.work import AttentionCore, Collective, Gemm, GroupedGemm, Scan
 SELDOM_MFU = 0.6
 
 
-def identity(model: Model, cluster: Cluster, train: Train, plan: Plan, costs: Costs, graph: TaskGraph) -> Identity:
+def identity(
+    model: Model | Recommender, cluster: Cluster, work: Train | SampleBatch, plan: Plan, costs: Costs, graph: TaskGraph
+) -> Identity:
     """Return the identity of a prediction: digests of the question, the costs and the graph, and the code's version.
     Equal identities give equal predictions."""
 
@@ -47,7 +51,7 @@ def identity(model: Model, cluster: Cluster, train: Train, plan: Plan, costs: Co
         costs=costs.profile,
         model=f"{model.name} {digest(model)}",
         cluster=f"{cluster.name} {digest(cluster)}",
-        workload=train.text(),
+        workload=work.text(),
         plan=plan.text(),
         graph=graph.digest(),
     )

@@ -3,7 +3,6 @@ assumed."""
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from math import exp
 from statistics import NormalDist
@@ -14,6 +13,7 @@ import msgspec
 from meshwright.answer.intervals import LEAST_SIGMA
 from meshwright.answer.metrics import Metric
 from meshwright.answer.prediction import FORMAT_VERSION, Assumption, RankMemory
+from meshwright.answer.provenance import identity
 from meshwright.assign.tables import COLUMNS, REPLICATED, ROWS, WHOLE
 from meshwright.cost import Costs, load_framework, standard
 from meshwright.errors import MeshwrightError
@@ -24,8 +24,6 @@ from meshwright.simulate.recommending import RecommendingTimes, TableWalk
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.recommender import Recommender
 from meshwright.spec.samples import SampleBatch
-from meshwright.timeline import Identity
-from meshwright.version import VERSION
 
 #: Quantile of an 80% interval in standard deviations.
 OUTER = NormalDist().inv_cdf(0.9)
@@ -142,7 +140,9 @@ def predict_recommending(
         raise MeshwrightError(found)
     costs = costs or standard(load_framework("fused"))
     times = TableWalk(model, plan, cluster, work, costs).asked()
-    timeline = msgspec.structs.replace(times.timeline, identity=_identity(model, cluster, work, plan, costs, times))
+    timeline = msgspec.structs.replace(
+        times.timeline, identity=identity(model, cluster, work, plan, costs, times.placed.step.graph)
+    )
     times = msgspec.structs.replace(times, timeline=timeline)
     sigma, seconds = max(LEAST_SIGMA, times.sigma, costs.framework.step_sigma), times.placed.seconds
     low, high = (seconds * exp(sign * OUTER * sigma) for sign in (-1, 1))
@@ -158,23 +158,6 @@ def predict_recommending(
         tables=_tables(times, model),
         assumptions=_assumptions(model, work, plan, costs),
         cautions=cautions,
-    )
-
-
-def _identity(
-    model: Recommender, cluster: Cluster, work: SampleBatch, plan: Plan, costs: Costs, times: RecommendingTimes
-) -> Identity:
-    def digest(value: object) -> str:
-        return hashlib.sha256(msgspec.json.encode(value, order="deterministic")).hexdigest()[:12]
-
-    return Identity(
-        code=VERSION,
-        costs=costs.profile,
-        model=f"{model.name} {digest(model)}",
-        cluster=f"{cluster.name} {digest(cluster)}",
-        workload=work.text(),
-        plan=plan.text(),
-        graph=times.placed.step.graph.digest(),
     )
 
 

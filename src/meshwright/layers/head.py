@@ -140,15 +140,15 @@ def contrastive_pieces(c: Context, spec: Contrastive) -> list[Piece]:
             # vectors go on with their gradients, which come home at the end
             both = Collective(op="send", num_bytes=2 * vectors, group=c.dp_group)
             exchange = {
-                "exchange": RingMoves(first=there, each=there),
-                "exchange_back": RingMoves(first=both, each=both, last=there),
+                "exchange": RingMoves(first=there, each=there, queue="dp"),
+                "exchange_back": RingMoves(first=both, each=both, last=there, queue="dp"),
             }
         forward = msgspec.structs.replace(product, out_bytes=0.0)  # a tile of scores stays on the chip
-        saved = local_batch(c) / at.tokens * (vectors + 2 * at.tokens * 4.0)
+        saved = _local_batch(c) / at.tokens * (vectors + 2 * at.tokens * 4.0)
         return [*first, Piece(name="pairs", forward=forward, backward=back, saved=saved, ring=ring, **exchange)]
     back = Gemm(m=at.tokens, n=width, k=batch, batch=4, dtype=c.attention_dtype, out_bytes=c.element)
     entropy = Elementwise(num_bytes=2 * scores * (c.element + 8), kernels=4, fused=True)
-    stored = 2 * local_batch(c) * float(batch) * 4.0
+    stored = 2 * _local_batch(c) * float(batch) * 4.0
     return [
         *first,
         *moved("vectors gather", "dp", crossing(TOKENS, REPLICATE, TOKENS), ring * vectors, c.dp_group),
@@ -157,7 +157,7 @@ def contrastive_pieces(c: Context, spec: Contrastive) -> list[Piece]:
     ]
 
 
-def local_batch(c: Context) -> float:
+def _local_batch(c: Context) -> float:
     """Return the sequences of a step on one replica."""
     return c.train.global_batch / c.dp_group.size
 

@@ -27,11 +27,12 @@ if TYPE_CHECKING:
 
 class RingMoves(msgspec.Struct, frozen=True, kw_only=True):
     """Messages of a ring: ``first`` before the second block, ``each`` before every later one, and ``last`` behind the
-    last block, where something has to come home."""
+    last block, where something has to come home; all on a ``queue``."""
 
     first: Collective
     each: Collective
     last: Collective | None = None
+    queue: str = "cp"
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True):

@@ -238,7 +238,7 @@ def _ring(p: _Program, piece: Piece, block: Work, moves: RingMoves, merge: Work 
             worked = (p.put(f"{piece.name} merge {step}", piece.queue, merge, worked, again),)
         if step + 1 < piece.ring:
             move = moves.each if step else moves.first
-            arrived = (p.put(f"{piece.name} exchange {step + 1}", "cp", move, arrived, again),)
+            arrived = (p.put(f"{piece.name} exchange {step + 1}", moves.queue, move, arrived, again),)
     if moves.last is not None:
-        worked = (p.put(f"{piece.name} exchange home", "cp", moves.last, worked, again),)
+        worked = (p.put(f"{piece.name} exchange home", moves.queue, moves.last, worked, again),)
     p.last = worked

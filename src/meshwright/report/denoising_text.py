@@ -8,6 +8,7 @@ from rich.text import Text
 from meshwright.answer.denoising import DenoisingPrediction
 from meshwright.quantity import gibibytes, seconds
 from meshwright.report.page import Page
+from meshwright.report.verdict_text import verdict
 
 
 def render(prediction: DenoisingPrediction, console: Console) -> None:
@@ -18,20 +19,11 @@ def render(prediction: DenoisingPrediction, console: Console) -> None:
 
 
 def _verdict(prediction: DenoisingPrediction, page: Page) -> None:
-    low, high = prediction.latency.interval or (prediction.latency.value,) * 2
-    tightest = max(prediction.memory, key=lambda rank: rank.peak_bytes)
-    fits = "fits" if prediction.fits else "does not fit"
-    held = f"{gibibytes(tightest.peak_bytes)} of {gibibytes(tightest.capacity_bytes)}"
     many = "an image" if prediction.denoise.images == 1 else f"{prediction.denoise.images} images"
-    took = f"{seconds(prediction.latency.value)} [{seconds(low)}, {seconds(high)}] for {many}"
-    style = "bold green" if prediction.fits else "bold red"
-    page.print(Text(f"{fits}: {held} | {took} | {prediction.images_per_s:.3g} images/s", style))
-    for caution in prediction.cautions:
-        page.print(Text(f"! {caution}", "yellow"), indent=2)
-    rows = [("model", prediction.model.name), ("cluster", prediction.cluster.name)]
-    rows += [("images", prediction.denoise.text()), ("plan", prediction.plan.text())]
-    page.print()
-    page.rows([(Text(name, "dim"), Text(value)) for name, value in rows])
+    question = [("model", prediction.model.name), ("cluster", prediction.cluster.name)]
+    question += [("images", prediction.denoise.text()), ("plan", prediction.plan.text())]
+    rate = f"{prediction.images_per_s:.3g} images/s"
+    verdict(page, prediction.latency, f"for {many}", rate, prediction.memory, prediction.cautions, question)
 
 
 def _steps(prediction: DenoisingPrediction, page: Page) -> None:

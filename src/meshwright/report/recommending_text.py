@@ -9,6 +9,7 @@ from meshwright.answer.recommending import RecommendingPrediction
 from meshwright.quantity import gibibytes, seconds
 from meshwright.report.bars import bar
 from meshwright.report.page import Page
+from meshwright.report.verdict_text import verdict
 from meshwright.search.recommending import FoundRecommending
 from meshwright.simulate.recommending import PLACES
 
@@ -39,19 +40,10 @@ def render_found(found: FoundRecommending, console: Console) -> None:
 
 
 def _verdict(prediction: RecommendingPrediction, page: Page) -> None:
-    low, high = prediction.step_time.interval or (prediction.step_time.value,) * 2
-    tightest = max(prediction.memory, key=lambda rank: rank.peak_bytes)
-    fits = "fits" if prediction.fits else "does not fit"
-    held = f"{gibibytes(tightest.peak_bytes)} of {gibibytes(tightest.capacity_bytes)}"
-    took = f"{seconds(prediction.step_time_s)} [{seconds(low)}, {seconds(high)}] a step"
-    style = "bold green" if prediction.fits else "bold red"
-    page.print(Text(f"{fits}: {held} | {took} | {prediction.samples_per_s:,.0f} samples/s", style))
-    for caution in prediction.cautions:
-        page.print(Text(f"! {caution}", "yellow"), indent=2)
-    rows = [("model", prediction.model.name), ("cluster", prediction.cluster.name)]
-    rows += [("workload", prediction.work.text()), ("plan", prediction.plan.text())]
-    page.print()
-    page.rows([(Text(name, "dim"), Text(value)) for name, value in rows])
+    question = [("model", prediction.model.name), ("cluster", prediction.cluster.name)]
+    question += [("workload", prediction.work.text()), ("plan", prediction.plan.text())]
+    rate = f"{prediction.samples_per_s:,.0f} samples/s"
+    verdict(page, prediction.step_time, "a step", rate, prediction.memory, prediction.cautions, question)
 
 
 def _places(prediction: RecommendingPrediction, page: Page) -> None:

@@ -107,13 +107,14 @@ def spread(each: np.ndarray, amount: np.ndarray, ranks: np.ndarray) -> np.ndarra
 
 def waited_for(passes: Iterable[Iterable[Iterable[Entry]]], algorithm: str) -> Waited:
     """Return the exposed collectives of some passes over each unit, those that wait for the kernels: not those of a
-    ring, which are overlapped with attention, and not those inside an expert, whose group is another."""
+    ring, which are overlapped with what it is around, and not those inside an expert, whose group is another."""
     counted = [
         [
             Counter(
                 (e.queue, e.work.op, e.work.num_bytes)
                 for e in entries
                 if e.queue != "compute"
+                and e.work.op != "send"
                 and not (e.queue == "cp" and algorithm in (*RINGS, STORING))
                 and " etp" not in e.name
             )

@@ -157,7 +157,7 @@ def cost(entries: Sequence[Entry], which: str, device: Device, costs: Costs, lag
         # layer has no layer before it to wait for
         drain = max(0.0, total - in_a_row(structure_of(entries)) * (clock - begin))
     wait = 0.0
-    for queue in ("tp", "cp", "ep"):
+    for queue in ("tp", "cp", "ep", "dp"):
         mine = [estimate for entry, estimate in zip(entries, estimates) if entry.queue == queue]
         if not mine:
             continue

@@ -20,7 +20,7 @@ from meshwright.serving.batching import Iterate
 from meshwright.serving.engine_request import NewRequest
 from meshwright.serving.routing import Router
 from meshwright.simulate.serve_plain import IDLE, Clock, Took
-from meshwright.simulate.serve_pool import MOVES, ReplicaPool
+from meshwright.simulate.serve_pool import MOVES, ReplicaPool, RolesAlike
 from meshwright.simulate.served import Replica, ServedRequests
 from meshwright.spec.requests import Requests
 from meshwright.world.decider import LogEntry
@@ -223,7 +223,7 @@ def in_waves(job: RolloutJob, serve: Callable[[Requests], tuple[list[Requests], 
     return side.result()
 
 
-class Flow:
+class Flow(RolesAlike):
     """Replicas that never wait for one another, in a pool of the serving simulator."""
 
     def __init__(self, job: RolloutJob, replica: Replica, count: int, router: Router):
@@ -285,17 +285,6 @@ class Flow:
         """Return the seconds until now in which replicas were not idle, summed over them."""
         done = sum(sum(clock.spent) - clock.spent[IDLE] for clock in self.pool.clocks)
         return done + sum(now - clock.now for clock in self.pool.clocks if clock.iterate is not None)
-
-    def asked(self, request: NewRequest, which: int) -> NewRequest:
-        """Return a new request as it is."""
-        return request
-
-    def started(self, which: int) -> None:
-        """Nothing depends on when an iteration begins."""
-
-    def answered(self, which: int, finished: Sequence[int]) -> list[int]:
-        """Return all: requests end where they began."""
-        return list(finished)
 
     def finished(self, which: int, finished: Sequence[int], now: float) -> None:
         """Note which groups have ended."""

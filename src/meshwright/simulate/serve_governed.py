@@ -15,12 +15,11 @@ import msgspec
 
 from meshwright.cost.part import OPERATIONS, STARTS, TRAFFIC, DevicePart
 from meshwright.serving.batching import Iterate
-from meshwright.serving.engine_request import NewRequest
 from meshwright.serving.routing import Router
 from meshwright.simulate.iterations import IterationCosts
 from meshwright.simulate.partial import PartialCosts
 from meshwright.simulate.serve_plain import Clock, Took, iteration_seconds
-from meshwright.simulate.serve_pool import MOVES, ReplicaPool, shares_of
+from meshwright.simulate.serve_pool import MOVES, ReplicaPool, RolesAlike, shares_of
 from meshwright.simulate.served import Replica, ServedRequests
 from meshwright.spec.requests import Requests
 
@@ -78,7 +77,7 @@ class Meter:
         return found
 
 
-class GovernedPool:
+class GovernedPool(RolesAlike):
     """A simulation of replicas under a governor. ``parts`` prices iterations on parts of devices."""
 
     def __init__(
@@ -116,10 +115,6 @@ class GovernedPool:
         shares, served = shares_of(self.pool)
         return shares, [one.seen(share, self.replica.host) for one, share in zip(served, shares, strict=True)]
 
-    def asked(self, request: NewRequest, which: int) -> NewRequest:
-        """Return a new request as it is."""
-        return request
-
     def started(self, which: int) -> None:
         """Note that a replica began an iteration."""
         meter = self.meters[which]
@@ -132,9 +127,6 @@ class GovernedPool:
         meter.until(self.clocks[which].now)
         meter.rate = Used()
         return list(finished)
-
-    def finished(self, which: int, finished: Sequence[int], now: float) -> None:
-        """Nothing goes on elsewhere."""
 
     def move(self, now: float) -> float:
         """Let the governor look when it is time, and return when it looks next: while anything is to come."""

@@ -17,12 +17,11 @@ from typing import NamedTuple
 
 from meshwright.serving.batching import Iterate, Share
 from meshwright.serving.borrowing import Borrow, Resized, spare_blocks
-from meshwright.serving.engine_request import NewRequest
 from meshwright.serving.lending import BlockReport, LendingManager, Loans, Reported
 from meshwright.serving.routing import Router
 from meshwright.simulate.iterations import IterationCosts
 from meshwright.simulate.serve_plain import Clock, Took
-from meshwright.simulate.serve_pool import ReplicaPool, shares_of
+from meshwright.simulate.serve_pool import ReplicaPool, RolesAlike, shares_of
 from meshwright.simulate.served import Replica, ServedRequests
 from meshwright.spec.requests import Requests
 from meshwright.world.decider import LogEntry
@@ -77,7 +76,7 @@ class Away(NamedTuple):
         return seconds
 
 
-class Lending:
+class Lending(RolesAlike):
     """The loans between the replicas of a simulation, and what they cost whose iterations; ``log`` is the manager's."""
 
     def __init__(self, pool: ReplicaPool, paths: dict[tuple[int, int], AwayPath]):
@@ -89,20 +88,6 @@ class Lending:
         self.uses: dict[int, dict[int, float]] = {}
         for which, clock in enumerate(pool.clocks):
             clock.elsewhere = lambda run, took, which=which: self.took(which, run, took)
-
-    def asked(self, request: NewRequest, which: int) -> NewRequest:
-        """Return a new request as it is."""
-        return request
-
-    def started(self, which: int) -> None:
-        """Nothing depends on when an iteration begins."""
-
-    def answered(self, which: int, finished: Sequence[int]) -> list[int]:
-        """Return all: requests end where they began."""
-        return list(finished)
-
-    def finished(self, which: int, finished: Sequence[int], now: float) -> None:
-        """Nothing goes on elsewhere."""
 
     def move(self, now: float) -> float:
         """Let the manager know what replicas ask for and give back, and let it lend until nothing more is to be lent;

@@ -91,6 +91,25 @@ class RolesApart(Protocol):
         """Let happen what is due, and return when something is next."""
 
 
+class RolesAlike:
+    """The part of a simulation whose requests end where they began, and in which nothing depends on when an iteration
+    begins: a base of those that look at replicas for something else."""
+
+    def asked(self, request: NewRequest, which: int) -> NewRequest:
+        """Return a new request as it is."""
+        return request
+
+    def started(self, which: int) -> None:
+        """Nothing depends on when an iteration begins."""
+
+    def answered(self, which: int, finished: Sequence[int]) -> list[int]:
+        """Return all: requests end where they began."""
+        return list(finished)
+
+    def finished(self, which: int, finished: Sequence[int], now: float) -> None:
+        """Nothing goes on elsewhere."""
+
+
 class ReplicaPool:
     """The events to come of several replicas, and where every request went last."""
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import msgspec
 
-from meshwright.errors import Diagnostic, MeshwrightError, nearest
+from meshwright.errors import MeshwrightError
 from meshwright.spec.diffusion import Latents
 from meshwright.spec.model import Model
+from meshwright.spec.words import SaidWords
 from meshwright.spec.workload import TRAINED_DTYPES, Train
 
 #: Pixels along a side of one latent: the autoencoder of latent diffusion (Rombach et al., 2112.10752), as DiT uses it.
@@ -105,27 +106,12 @@ def parse(text: str, *, place: str = "--denoise") -> Denoise:
     Raises:
         MeshwrightError: W001 unknown key, W002 bad value, W003 without a size, W005 contradiction; all at once.
     """
-    found: list[Diagnostic] = []
-    values: dict[str, Any] = {}
-
-    def bad(code: str, message: str, help: str) -> None:
-        found.append(Diagnostic(code=code, message=message, place=f"{place} {text!r}", help=help))
-
-    for item in filter(None, (part.strip().lower() for part in text.split(","))):
-        key, _, value = (part.strip() for part in item.partition("="))
-        if key not in _READERS:
-            bad("W001", f"unknown workload key {key!r}", nearest(key, list(_READERS)))
-            continue
-        reader, wanted = _READERS[key]
-        read = reader(value)
-        if read is None:
-            bad("W002", f"{key} = {value!r} is not {wanted}", f"write {key}=<{wanted}>")
-        elif values.setdefault(key, read) != read:
-            bad("W005", f"{key} is said twice", "keep one of them")
-    if not any(item.strip().lower().startswith("size") for item in text.split(",")):
-        bad("W003", "the workload does not say size", "for example images=1,size=1024,steps=50")
-    if not found and values.get("warmup", 0) > values.get("steps", Denoise(size=1).steps):
-        bad("W005", f"warmup={values['warmup']} of fewer steps", "say as many steps, or a smaller warmup")
-    if found:
-        raise MeshwrightError(found)
+    said = SaidWords(text, _READERS, place=place, of="a workload of images")
+    values = said.values
+    if "size" not in said.keys:
+        said.refuse("W003", "the workload does not say size", "for example images=1,size=1024,steps=50")
+    if not said.wrong and values.get("warmup", 0) > values.get("steps", Denoise(size=1).steps):
+        said.refuse("W005", f"warmup={values['warmup']} of fewer steps", "say as many steps, or a smaller warmup")
+    if said.wrong:
+        raise MeshwrightError(said.wrong)
     return Denoise(**values)

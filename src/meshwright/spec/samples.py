@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from meshwright.errors import Diagnostic, MeshwrightError, nearest
+from meshwright.errors import MeshwrightError
+from meshwright.spec.words import SaidWords
 
 #: Largest batch of samples: above, a slip of the keyboard.
 MOST_SAMPLES = 10**9
@@ -68,28 +69,10 @@ def parse_samples(text: str, *, place: str = "--train") -> SampleBatch:
     Raises:
         MeshwrightError: W001 unknown key, W002 bad value, W003 without a batch, W005 contradiction; all at once.
     """
-    found: list[Diagnostic] = []
-    values: dict[str, Any] = {}
-
-    def bad(code: str, message: str, help: str) -> None:
-        found.append(Diagnostic(code=code, message=message, place=f"{place} {text!r}", help=help))
-
-    for item in filter(None, (part.strip().lower() for part in text.split(","))):
-        key, _, value = (part.strip() for part in item.partition("="))
-        if key == "seq":
-            bad("W001", "samples of a recommendation model have no sequence, so that seq= says nothing", "drop seq=")
-            continue
-        if key not in _READERS:
-            bad("W001", f"a step of a recommendation model has no key {key!r}", nearest(key, list(_READERS)))
-            continue
-        reader, wanted = _READERS[key]
-        read = reader(value)
-        if read is None:
-            bad("W002", f"{key} = {value!r} is not {wanted}", f"write {key}=<{wanted}>")
-        elif values.setdefault(key, read) != read:
-            bad("W005", f"{key} is said twice", "keep one of them")
-    if "batch" not in values and not found:
-        bad("W003", "the workload does not say batch", "for example batch=65536")
-    if found:
-        raise MeshwrightError(found)
-    return SampleBatch(**values)
+    alien = {"seq": "samples of a recommendation model have no sequence, so that seq= says nothing"}
+    said = SaidWords(text, _READERS, place=place, of="a step of a recommendation model", alien=alien)
+    if "batch" not in said.values and not said.wrong:
+        said.refuse("W003", "the workload does not say batch", "for example batch=65536")
+    if said.wrong:
+        raise MeshwrightError(said.wrong)
+    return SampleBatch(**said.values)

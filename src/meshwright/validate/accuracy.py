@@ -80,8 +80,9 @@ DECLARED = """Chosen once, looking at the rows, and not again in each fold:
 - the spread of the default's steps, which was set by the coverage above, so that coverage and high over low of unknown
   software are in part fitted; the cap of 10 ms on a step's own host time; which profiles do not vote for the middle;
 - how far apart devices, precisions and the roofline are for curves that are carried, the power by which these weigh,
-  how alike distances are for their spread, and the power below which vector units clock lower (P4, T4, L4), by leaving
-  out the same devices that `left_out` tables leave out;
+  how alike distances are for their spread, and the powers below which vector units (P4, T4, L4) and matrix units (L40S,
+  RTX PRO 6000, its figure such that the A100 comes out right) clock lower, by leaving out the same devices that
+  `left_out` tables leave out;
 - the share of the network that gathers after an update reach (0.18 under nanotron), fitted on pairs of its plans;
 - of what a row does not say: that fits are judged by the reading that keeps least (full recompute; of unknown software
   state in 16 bits, and `selective` by operators), and that fp16 without a date is of unfused attention under any name;
