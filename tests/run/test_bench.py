@@ -108,7 +108,8 @@ def test_a_measured_machine_is_one_that_plans_can_be_predicted_for_and_an_interr
 def stepped(machine, folder, monkeypatch):
     """The predicted step of two ranks on a machine with these measurements, and what was written of it."""
     monkeypatch.setenv("MESHWRIGHT_HOME", str(folder))
-    found = here.write(machine, folder)
+    # other tests share the cores with what is measured: whether its fit is to be believed is not what is tested
+    found = here.write(machine, folder, anyway=True)
     layer = SMALL.layers[0]
     try:
         run = simulate(
