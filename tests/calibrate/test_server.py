@@ -11,7 +11,7 @@ import pytest
 
 from meshwright.answer.server import predict_server, server_replica
 from meshwright.calibrate import engine
-from meshwright.calibrate.server import fit_server, steadied
+from meshwright.calibrate.server import fit_server, in_turn, steadied
 from meshwright.calibrate.server_probes import Prober, tpot_of
 from meshwright.calibrate.server_report import doubts, report
 from meshwright.calibrate.server_terms import Terms, begun
@@ -104,6 +104,23 @@ def test_the_profile_answers_for_traffic_that_it_never_saw(probed, fitted, numbe
         m, p = getattr(measured, name), getattr(predicted, name)
         assert p.mean == pytest.approx(m.mean, rel=0.1) and p.p90 == pytest.approx(m.p90, rel=0.15), name
         assert p.mean_interval[0] <= p.mean <= p.mean_interval[1]
+
+
+def test_requests_of_one_instant_stand_in_the_order_in_which_they_were_answered(probed):
+    """Of eight of one instant, answered four at a time, the same are fitted whichever of them a server takes first."""
+    (ladder, *_) = (p for p in probed[0] if p.name == "ladder 8")
+    turned = in_turn(ladder)
+    assert (np.diff(turned.requests.arrival_s + turned.ttft) >= 0).all()
+    for order in ([7, 6, 5, 4, 3, 2, 1, 0], [3, 0, 6, 1, 7, 2, 5, 4]):
+        requests = msgspec.structs.replace(
+            ladder.requests, prompt=ladder.requests.prompt[order], output=ladder.requests.output[order]
+        )
+        times = {name: getattr(ladder, name)[order] for name in ("ttft", "tpot", "e2e", "cached")}
+        found = in_turn(ladder._replace(requests=requests, **times))
+        assert found.requests.output.tolist() == turned.requests.output.tolist()
+        assert all(getattr(found, name).tolist() == getattr(turned, name).tolist() for name in times)
+    (single, *_) = (p for p in probed[0] if p.name == "single")  # each of these is of an instant of its own
+    assert in_turn(single).requests.prompt.tolist() == single.requests.prompt.tolist()
 
 
 def test_tokens_that_come_together_tell_no_time_of_one():

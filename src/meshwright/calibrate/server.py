@@ -47,6 +47,8 @@ POLICIES = (
 PREFIXES = ((False, 0), (True, 1), (True, 0))
 #: The least by which a way of keeping prefixes has to be better than a simpler one, as a share of the error.
 BETTER = 0.05
+#: Requests that are sent within so many seconds of the one before are of one instant.
+INSTANT_S = 5e-3
 #: The share of the expected requests at a time below which a cache is full.
 FULL = 0.8
 #: Requests that have to be answered.
@@ -68,7 +70,7 @@ def fit_server(
         help = "look at the server's log; or more time: --seconds 300"
         raise MeshwrightError.one("T009", f"{found} probes were answered, {FEWEST} are needed", place=url, help=help)
     pace = pace_sigma(probes)
-    probes, drift = steadied(probes)
+    probes, drift = steadied([in_turn(p) for p in probes])
     ladder = [p for p in probes if kind_of(p) == "ladder"]
     asked = max((len(p.requests) for p in ladder), default=1)
     most = max(p.most_answered for p in probes)
@@ -121,6 +123,23 @@ def _fit(probes: list[MadeProbe], server: TriedServer, terms: Terms, name: str, 
         left_out=left_out,
         doubts=doubts(probes, profile, fitted, left_out or in_sample),
     )
+
+
+def in_turn(probe: MadeProbe) -> MadeProbe:
+    """Return a probe whose requests of one instant stand in the order in which they were answered: which of them a
+    server takes first is chance, and who is simulated in another's place says nothing of its times."""
+    requests, count = probe.requests, len(probe.requests)
+    if len(requests.hashes) or count < 2:
+        return probe
+    sent = np.argsort(requests.arrival_s, kind="stable")
+    instant = np.cumsum(np.diff(requests.arrival_s[sent], prepend=requests.arrival_s[sent[0]]) > INSTANT_S)
+    first = (requests.arrival_s + probe.ttft)[sent]
+    order = sent[np.lexsort((first, instant))]
+    turned = msgspec.structs.replace(
+        requests, arrival_s=requests.arrival_s[sent], prompt=requests.prompt[order], output=requests.output[order]
+    )
+    times = {name: getattr(probe, name)[order] for name in ("ttft", "tpot", "e2e", "cached")}
+    return probe._replace(requests=turned, **times)
 
 
 def pace_sigma(probes: list[MadeProbe]) -> float:
