@@ -13,6 +13,7 @@ from meshwright.papers.shipped import shipped
 from meshwright.papers.state import USABLE
 from meshwright.plan import parse
 from meshwright.spec.cluster import load as load_cluster
+from meshwright.spec.graphs import is_graph_model
 from meshwright.spec.model import load
 from meshwright.spec.recommender import is_recommender
 from meshwright.spec.rollout import parse as parse_rollout
@@ -80,7 +81,8 @@ def test_the_words_of_a_switch_change_the_model_the_plan_or_the_work(row):
     if "--serve" in argv:
         serve = argv[argv.index("--serve") + 1]
         changed |= parse_serve(serve) != parse_serve(",".join(word for word in serve.split(",") if word not in words))
-    if "--train" in argv and not is_recommender(argv[1]):  # whose workload is samples, in words of their own
+    others = is_recommender(argv[1]) or is_graph_model(argv[1])  # whose workloads are samples, in words of their own
+    if "--train" in argv and not others:
         rolled = "batch=1," if "--rollout" in argv else ""  # whose trajectories are a step's batch
         train = rolled + argv[argv.index("--train") + 1]
         changed |= parse_train(train) != parse_train(",".join(word for word in train.split(",") if word not in words))

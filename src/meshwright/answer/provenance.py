@@ -22,6 +22,9 @@ from meshwright.quantity import seconds
 from meshwright.simulate.clock import CUT_TASKS
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.cluster_names import ASSUMED
+from meshwright.spec.edge_samples import EdgeSamples
+from meshwright.spec.graph_epochs import GraphEpochs
+from meshwright.spec.graphs import GraphModel
 from meshwright.spec.hardware import Device, source_of
 from meshwright.spec.model import Model
 from meshwright.spec.network_bill import network_bill
@@ -38,7 +41,12 @@ SELDOM_MFU = 0.6
 
 
 def identity(
-    model: Model | Recommender, cluster: Cluster, work: Train | SampleBatch, plan: Plan, costs: Costs, graph: TaskGraph
+    model: Model | Recommender | GraphModel,
+    cluster: Cluster,
+    work: Train | SampleBatch | EdgeSamples | GraphEpochs,
+    plan: Plan,
+    costs: Costs,
+    graph: TaskGraph,
 ) -> Identity:
     """Return the identity of a prediction: digests of the question, the costs and the graph, and the code's version.
     Equal identities give equal predictions."""

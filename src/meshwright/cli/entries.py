@@ -98,6 +98,29 @@ def _recommender(name: str) -> dict[str, Any]:
     return {"num_params": model.num_params, "dense_params": model.dense_params(), **msgspec.to_builtins(model)}
 
 
+def _graphs() -> list[dict[str, Any]]:
+    from meshwright.spec.graphs import NodeEmbedding, load_graph_model
+
+    return [
+        {
+            "name": m.name,
+            "kind": "nodes' vectors" if isinstance(m, NodeEmbedding) else f"{m.layers} {m.layer} layers",
+            "nodes": m.nodes if isinstance(m, NodeEmbedding) else m.vertices,
+            "edges": m.edges,
+            "params": m.num_params,
+            "source": m.source,
+        }
+        for m in map(load_graph_model, catalog.names("graphs"))
+    ]
+
+
+def _graph(name: str) -> dict[str, Any]:
+    from meshwright.spec.graphs import load_graph_model
+
+    model = load_graph_model(name)
+    return {"num_params": model.num_params, **msgspec.to_builtins(model)}
+
+
 def _devices() -> list[dict[str, Any]]:
     from meshwright.spec.cluster import devices, source_of
 
@@ -271,6 +294,7 @@ def _trace(name: str) -> dict[str, Any]:
 KINDS = {
     "models": EntryKind(_models, _model),
     "recommenders": EntryKind(_recommenders, _recommender),
+    "graphs": EntryKind(_graphs, _graph),
     "devices": EntryKind(_devices, _device),
     "clusters": EntryKind(_clusters, _cluster),
     "schedules": EntryKind(_schedules, _schedule),

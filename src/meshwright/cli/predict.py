@@ -6,6 +6,7 @@ from __future__ import annotations
 import msgspec
 
 from meshwright.cli import options
+from meshwright.cli.graphs import is_of_graph, predict_graph
 from meshwright.cli.output import console, note, print_json, unwritable
 from meshwright.cli.question import (
     DENOISE,
@@ -33,6 +34,8 @@ With --denoise in place of --train: how long a diffusion model takes to make ima
 With --rollout beside --train: how fast a reinforcement-learning job generates answers and trains on them.
 
 Of a recommendation model, such as dlrm-dcnv2: --train batch=65536 --plan embeddings=auto.
+
+Of a graph's vectors, such as freebase-pbg: --train batch=1000,negatives=100,shared=50 --plan partitions=16.
 
 With --tokens also the whole training run: how long, what it costs, and whether --days and --budget are met; with
 --world simulated failure by failure.
@@ -85,6 +88,8 @@ def run(argv: list[str]) -> int:
     question = asked(said)
     if is_of_tables(question):
         return predict_recommended(question, given, wrong)
+    if is_of_graph(question):
+        return predict_graph(question, given, wrong)
     if question.rollout:
         from meshwright.cli.rollouts import predict_rolled_out
 

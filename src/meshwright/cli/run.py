@@ -16,6 +16,7 @@ from meshwright.cli.needs import lacking
 from meshwright.cli.output import console, note, print_json, unwritable
 from meshwright.cli.question import OPTIONAL, WANTED, asked, read_parts
 from meshwright.cli.run_adapters import EXPORTS, adapted, reported, weights_of
+from meshwright.cli.run_graph import is_graph_run, run_graph
 from meshwright.cli.run_linked import contradictions, on_links, over
 from meshwright.cli.run_options import (
     DATA,
@@ -69,6 +70,8 @@ def run(argv: list[str]) -> int:
 
 def _run(argv: list[str]) -> int:
     given, wrong = options.read(RunOptions, argv, command="run", description=DESCRIPTION)
+    if is_graph_run(given):
+        return run_graph(given, wrong)
     job, predicted = _read(given, wrong)
     from meshwright.run import launch, loop
     from meshwright.sync.policy import read

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from math import inf
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,6 +21,7 @@ from meshwright.cost.roofline import peak_flops
 from meshwright.cost.standard import serving_costs
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
 from meshwright.papers.denoised import IMAGES, DenoiseQuestion, denoised
+from meshwright.papers.embedded import EMBEDDED, GraphQuestion, embedded
 from meshwright.papers.exchanged import brought_bytes, exchanged_bytes, sum_bandwidth
 from meshwright.papers.outcome import JUDGES, SIDE, WITHIN, Figure, Outcome
 from meshwright.papers.published import OrderQuestion, Published, ServeQuestion, StepQuestion, Words, kind_of
@@ -43,7 +44,6 @@ from meshwright.spec.wiring import Bill
 from meshwright.spec.workload import parse as parse_train
 from meshwright.world.trace import read as read_world
 
-Asked = TypeVar("Asked", StepQuestion, ServeQuestion, DenoiseQuestion, TableQuestion, RolloutQuestion, OrderQuestion)
 #: The mean of other figures' errors.
 MEAN_ERROR = "mean error"
 #: A quantity of a predicted step: its unit, and how it is read.
@@ -188,6 +188,7 @@ _TABLES = {
     ServeQuestion: SERVED,
     DenoiseQuestion: IMAGES,
     TableQuestion: TABLES,
+    GraphQuestion: EMBEDDED,
     RolloutQuestion: ROLLED_OUT,
 }
 
@@ -284,13 +285,18 @@ def _asked(paper: Paper, one: Published) -> list[tuple[Any, str]]:
     return [(q, msgspec.json.encode(sizes).decode()) for q, sizes in zip(full, models)]
 
 
+#: What answers a question of its own kind of model or workload.
+ANSWERS: Mapping[type, Callable[[Any], Any]] = {
+    TableQuestion: recommended,
+    GraphQuestion: embedded,
+    DenoiseQuestion: denoised,
+    RolloutQuestion: rolled_out,
+}
+
+
 def _answer(question: Any, sizes: str) -> Any:
-    if isinstance(question, TableQuestion):
-        return recommended(question)
-    if isinstance(question, DenoiseQuestion):
-        return denoised(question)
-    if isinstance(question, RolloutQuestion):
-        return rolled_out(question)
+    if type(question) in ANSWERS:
+        return ANSWERS[type(question)](question)
     return _ordered(question) if isinstance(question, OrderQuestion) else _predicted(question, sizes)
 
 
@@ -370,7 +376,7 @@ def _added(words: Words, shared: Words) -> Words:
     return found
 
 
-def _question(words: Words, kind: type[Asked]) -> Asked:
+def _question(words: Words, kind: type[Any]) -> Any:
     try:
         return msgspec.convert(words, kind)
     except msgspec.ValidationError as error:

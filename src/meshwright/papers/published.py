@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import msgspec
 
+from meshwright.spec.graphs import known_graph_models
 from meshwright.spec.recommender import known_recommenders
 
 #: A word of a question.
@@ -72,15 +73,28 @@ class TableQuestion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     framework: str = "fused"
 
 
+class GraphQuestion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The training of a model of a graph, in the words of ``meshwright predict``."""
+
+    model: str
+    on: str
+    train: str
+    plan: str
+    framework: str = "fused"
+
+
 def kind_of(
     words: Words,
-) -> type[StepQuestion | ServeQuestion | DenoiseQuestion | TableQuestion | RolloutQuestion]:
+) -> type[StepQuestion | ServeQuestion | DenoiseQuestion | TableQuestion | GraphQuestion | RolloutQuestion]:
     """Return the kind of question that words ask, by their workload and their model."""
     if "rollout" in words:
         return RolloutQuestion
     if "serve" in words or "denoise" in words:
         return ServeQuestion if "serve" in words else DenoiseQuestion
-    return TableQuestion if str(words.get("model", "")).lower() in known_recommenders() else StepQuestion
+    model = str(words.get("model", "")).lower()
+    if model in known_graph_models():
+        return GraphQuestion
+    return TableQuestion if model in known_recommenders() else StepQuestion
 
 
 class OrderQuestion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -130,6 +144,7 @@ class Published(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 __all__ = [
     "DenoiseQuestion",
+    "GraphQuestion",
     "OrderQuestion",
     "Published",
     "RolloutQuestion",

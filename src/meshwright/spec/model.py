@@ -22,6 +22,7 @@ from meshwright.errors import Diagnostic, MeshwrightError, nearest
 from meshwright.spec import families, model_names
 from meshwright.spec.architecture import Model
 from meshwright.spec.dimensions import transformer
+from meshwright.spec.graphs import is_graph_model
 from meshwright.spec.layers import Attention, Block, BlockParams, Dense, Moe
 from meshwright.spec.recommender import is_recommender
 
@@ -97,6 +98,10 @@ def _found(name_or_path: str | Path) -> tuple[dict[str, Any], str, str]:
         message = f"{text[:80]} is a recommendation model, whose tables have no layers that this asks about"
         help = f"meshwright predict or search {text[:80]} --on 8xh100 --train batch=65536"
         raise MeshwrightError.one("M010", message, place=f"model {text[:80]}", help=help)
+    if is_graph_model(text):
+        message = f"{text[:80]} is a model of a graph, which has no layers over sequences that this asks about"
+        help = f"meshwright predict {text[:80]} --on 4xp100 --train ...: meshwright explain graph_model"
+        raise MeshwrightError.one("M011", message, place=f"model {text[:80]}", help=help)
     raise MeshwrightError.one(
         "M006", f"no model {text[:80]!r} in the catalog, and no such file", help=_names_like(text)
     )

@@ -32,4 +32,33 @@ def spread_tables() -> Outcome:
     return by_processes(found, "steps of tables on real processes", real)
 
 
-CHECKS = {"dlrm": Check(spread_tables)}
+def buckets_apart(which: str) -> Check:
+    """Return the check of vectors of nodes that are trained by buckets, of the ways whose names begin so."""
+
+    def found() -> Outcome:
+        def real() -> Outcome:
+            from meshwright.run.nodes.apart import apart
+
+            what = f"losses and vectors on {PROCESSES} processes, furthest"
+            return Outcome(
+                figures=tuple(
+                    Figure(f"{way}: {what}", None, far, "", AT_MOST, ROUNDING)
+                    for way, far in apart(PROCESSES).items()
+                    if way.startswith(which)
+                )
+            )
+
+        outcome = Outcome(
+            baseline="one process with whole tables that takes the buckets of each round one after the other",
+            assumptions=("two passes over 600 edges of a graph of 41 nodes, float64",),
+        )
+        return by_processes(outcome, "vectors of nodes on real processes", real)
+
+    return Check(found)
+
+
+CHECKS = {
+    "dlrm": Check(spread_tables),
+    "pbg": buckets_apart("lock"),
+    "graphvite": buckets_apart("grid"),
+}

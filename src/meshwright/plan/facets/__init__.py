@@ -28,6 +28,8 @@ MODULES = [
     "meshwright.plan.facets.serving",
     "meshwright.plan.facets.denoising",
     "meshwright.plan.facets.embeddings",
+    "meshwright.plan.facets.buckets",
+    "meshwright.plan.facets.vertices",
 ]
 """The files that define a facet, each as ``FACET``: a new facet is a file and its name here."""
 

@@ -1,0 +1,105 @@
+"""``meshwright predict`` of a model of a graph: of vectors of its nodes, or of a network that passes it whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from meshwright.cli import options
+from meshwright.cli.output import console, note, print_json, unwritable
+from meshwright.cli.question import GOAL, WANTED, WORLD, Question, path_of
+from meshwright.errors import Diagnostic, MeshwrightError
+from meshwright.spec.graph_epochs import GraphEpochs, parse_graph_epochs
+
+#: What such a question needs, and how it is written.
+NEEDED = {
+    "model": WANTED["model"],
+    "on": WANTED["on"],
+    "train": "--train batch=1000,negatives=100,shared=50",
+    "plan": '--plan "partitions=16"',
+}
+#: Options of other questions.
+OTHERS = ("report", "job_trace", "records", "slo", "engine_profile")
+
+
+def is_of_graph(question: Question) -> bool:
+    """Whether a question is about a model of a graph."""
+    from meshwright.spec.graphs import is_graph_model
+
+    return is_graph_model(path_of(question.model, question.base))
+
+
+def predict_graph(question: Question, given: Any, wrong: list[Diagnostic]) -> int:
+    """Answer a question and print it as the options say; 0 when it fits, 1 when not.
+
+    Raises:
+        MeshwrightError: everything that is wrong with the question, at once.
+    """
+    wrong = [*wrong, *_of_others(question, given), *unwritable(given.trace, "--trace")]
+    model, cluster, work, costs, plan = _read(question, wrong)
+    if isinstance(work, GraphEpochs):
+        from meshwright.answer.graph_network import predict_graph_network as predict
+        from meshwright.report.graph_network_text import render
+    else:
+        from meshwright.answer.node_embedding import predict_node_embedding as predict
+        from meshwright.report.node_embedding_text import render
+    prediction = predict(model, cluster, work, plan, costs=costs)
+    if given.json:
+        print_json(prediction.to_json())
+    else:
+        render(prediction, console())
+    if given.trace:
+        from meshwright.trace.chrome import write
+
+        write(prediction.times.timeline, given.trace)
+        note(f"wrote {given.trace}")
+    return 0 if prediction.fits else 1
+
+
+def _read(question: Question, wrong: list[Diagnostic]) -> list[Any]:
+    """Model, cluster, workload, costs (None where no framework is named) and plan."""
+    from meshwright.plan import parse
+    from meshwright.spec.cluster import load
+    from meshwright.spec.cluster_range import is_range
+    from meshwright.spec.edge_samples import parse_edge_samples
+    from meshwright.spec.graphs import GraphNetwork, load_graph_model
+
+    wrong = [*wrong, *options.missing(msgspec.structs.asdict(question), NEEDED, command="predict")]
+
+    def read(text: str, reader: Any) -> Any:
+        try:
+            return reader() if text else None
+        except MeshwrightError as error:
+            wrong.extend(error.diagnostics)
+            return None
+
+    def costs() -> Any:
+        from meshwright.cost import load_framework, standard
+
+        return standard(load_framework(question.framework))
+
+    if is_range(question.on):
+        message = f"{question.on!r} is a range of clusters, and buckets are trained on one"
+        wrong.append(Diagnostic(code="B005", message=message, place=f"--on {question.on}", help="say one cluster"))
+    model = read(question.model, lambda: load_graph_model(path_of(question.model, question.base)))
+    whole = isinstance(model, GraphNetwork)
+    parts = [
+        model,
+        None if is_range(question.on) else read(question.on, lambda: load(path_of(question.on, question.base))),
+        read(question.train, lambda: (parse_graph_epochs if whole else parse_edge_samples)(question.train)),
+        read(question.framework, costs),
+        read(question.plan, lambda: parse(path_of(question.plan, question.base))),
+    ]
+    if wrong:
+        raise MeshwrightError(wrong)
+    return parts
+
+
+def _of_others(question: Question, given: Any) -> list[Diagnostic]:
+    """X004 for what is of other questions."""
+    said = [f"--{name}" for name in (*GOAL, *WORLD, "serve", "denoise", "rollout") if getattr(question, name)]
+    said += [f"--{name.strip('_').replace('_', '-')}" for name in OTHERS if getattr(given, name, "")]
+    message = "says nothing of a model of a graph"
+    place = "meshwright predict"
+    return [Diagnostic(code="X004", message=f"{name} {message}", place=place, help="drop it") for name in said]

@@ -1,0 +1,1 @@
+"""Vectors of a graph's nodes, trained by buckets of edges on real processes."""

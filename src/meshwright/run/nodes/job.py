@@ -1,0 +1,53 @@
+"""The job of training a graph's vectors, as every process does its part of it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from meshwright.assign.buckets import Round
+from meshwright.run.nodes.train import Hyper, NodeTrainer
+from meshwright.run.world import World
+from meshwright.spec.edge_files import read_edges
+from meshwright.spec.edge_samples import EdgeSamples
+from meshwright.spec.graphs import NodeEmbedding
+
+
+def train_nodes(
+    world: World,
+    model: NodeEmbedding,
+    work: EdgeSamples,
+    hyper: Hyper,
+    rounds: tuple[Round, ...],
+    partitions: int,
+    data: str,
+    passes: int,
+    out: str,
+) -> dict[str, Any]:
+    """Train the part of one process and return, on the first one, the loss of every pass, the samples, the seconds and
+    the bytes of partitions that were sent; it writes the vectors into `out`, where that is said."""
+    edges = read_edges(data, model.nodes)
+    trainer = NodeTrainer(model, work, hyper, rounds, partitions, edges, passes, world.rank)
+    losses, samples = [], []
+
+    def ended(number: int, loss: float, count: int) -> None:
+        losses.append(loss)
+        samples.append(count)
+
+    dist.barrier()
+    begun = time.perf_counter()
+    trainer.train(ended)
+    seconds = time.perf_counter() - begun
+    sent = torch.tensor(trainer.moved_bytes, dtype=torch.int64)
+    dist.all_reduce(sent)
+    tables = trainer.gathered() if out else None
+    if tables is not None:
+        Path(out).mkdir(parents=True, exist_ok=True)
+        names = ("vectors", "context")
+        np.savez(Path(out) / "vectors.npz", **{n: t.numpy() for n, t in zip(names, tables)})
+    return {"losses": losses, "samples": sum(samples), "seconds": seconds, "moved_bytes": int(sent)}

@@ -1,0 +1,275 @@
+"""Training of vectors of nodes by buckets of edges, as the rounds of ``assign/buckets.py`` hand them to processes.
+
+Every process keeps some partitions that nobody trains (number r and every so many further). A process that trains a
+bucket is sent its partitions, with the state of their optimizer, and sends them back when its next bucket does not need
+them, as PyTorch-BigGraph's partition servers have it (Lerer et al., 2019, arXiv 1903.12287). Buckets of a round have no
+partition in common and negatives are drawn from a bucket's own, so that what is trained is what one process trains that
+takes the buckets of each round one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from math import ceil
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from meshwright.assign.buckets import EdgeBucket, Round, Stay, needed, stays
+from meshwright.run.nodes.edges import SortedEdges, Walks, by_bucket
+from meshwright.spec.edge_files import Edges
+from meshwright.spec.edge_samples import EdgeSamples
+from meshwright.spec.graphs import NodeEmbedding
+
+#: Added to the root of AdaGrad's sums of squares.
+EPSILON = 1e-10
+
+
+class Hyper(msgspec.Struct, frozen=True, kw_only=True):
+    """The numbers of a training besides: the learning rate ``lr``, the ``seed`` of initial vectors, order and
+    negatives, samples of a bucket in a pass (``episode``; 0: its edges), and the ``dtype`` of vectors."""
+
+    lr: float = 0.025
+    seed: int = 0
+    episode: int = 0
+    dtype: str = "float32"
+
+    @property
+    def torch(self) -> torch.dtype:
+        """The type of numbers of vectors."""
+        return torch.float64 if self.dtype == "float64" else torch.float32
+
+
+class NodePart(NamedTuple):
+    """A partition of a table: rows [rows, dim] and what the optimizer keeps [rows, 0, 1 or dim]."""
+
+    rows: Tensor
+    state: Tensor
+
+
+class EdgeBatch(NamedTuple):
+    """Rows in their partitions [B] of the ends of some edges, and rows of negatives that take the place of the tail,
+    and of the head where both ends have some: [B, N] where every edge has its own, [chunks, U] where they share."""
+
+    heads: Tensor
+    tails: Tensor
+    negatives: tuple[Tensor, ...]
+
+
+def random_of(*numbers: int) -> np.random.Generator:
+    """A generator of its own for some numbers."""
+    return np.random.default_rng(numbers)
+
+
+def rows_in(nodes: int, partitions: int, part: int) -> int:
+    """Return how many nodes a partition has."""
+    return (nodes - part + partitions - 1) // partitions
+
+
+def beginning(model: NodeEmbedding, work: EdgeSamples, hyper: Hyper, partitions: int, item: int) -> NodePart:
+    """Return a partition as it is before any training: as long as the longest, uniform numbers of a dim-th."""
+    rows = ceil(model.nodes / partitions)
+    first = random_of(hyper.seed, 1, item).uniform(-0.5, 0.5, (rows, model.dim)) / model.dim
+    kept = work.row_state + work.number_state * model.dim
+    return NodePart(torch.from_numpy(first).to(hyper.torch), torch.zeros(rows, kept, dtype=hyper.torch))
+
+
+def batches_of(
+    model: NodeEmbedding,
+    work: EdgeSamples,
+    hyper: Hyper,
+    partitions: int,
+    number: int,
+    bucket: EdgeBucket,
+    edges: Edges,
+) -> list[EdgeBatch]:
+    """Return the batches of a bucket in a pass: its edges in an order of their own, with negatives from its own
+    partitions. Where edges share negatives, what is left of the last chunk is left out."""
+    random = random_of(hyper.seed, 2, number, bucket.head, bucket.tail)
+    order = random.permutation(len(edges.heads))
+    sides = [bucket.tail, bucket.head][: model.sides]
+    out = []
+    for at in range(0, len(order), work.batch):
+        some = order[at : at + work.batch]
+        if work.shared > 1:
+            some = some[: len(some) // work.shared * work.shared]
+        if not len(some):
+            continue
+        count = len(some) // work.shared
+        drawn = [random.integers(rows_in(model.nodes, partitions, side), size=(count, work.uniform)) for side in sides]
+        negatives = tuple(torch.from_numpy(one) for one in drawn)
+        out.append(EdgeBatch(torch.from_numpy(edges.heads[some]), torch.from_numpy(edges.tails[some]), negatives))
+    return out
+
+
+def loss_of(heads: Tensor, tails: Tensor, negatives: tuple[Tensor, ...], shared: int) -> Tensor:
+    """Return the logistic loss of edges [B, dim] against negatives, summed over edges: [B, N, dim] of their own, or
+    [chunks, U, dim] that chunks of so many edges have in common, beside the other ends of each other's edges."""
+    total = softplus(-(heads * tails).sum(dim=-1)).sum()
+    for own, other, drawn in zip((heads, tails), (tails, heads), negatives):
+        if shared == 1:
+            total = total + softplus(torch.einsum("bd,bnd->bn", own, drawn)).sum()
+            continue
+        chunk, ends = (one.reshape(len(drawn), shared, -1) for one in (own, other))
+        scores = torch.einsum("csd,cnd->csn", chunk, torch.cat([ends, drawn], dim=1))
+        itself = torch.zeros(shared, scores.shape[2], dtype=torch.bool)
+        itself[:, :shared].fill_diagonal_(True)
+        total = total + softplus(scores.masked_fill(itself, -torch.inf)).sum()
+    return total
+
+
+def train_batch(head: NodePart, tail: NodePart, batch: EdgeBatch, work: EdgeSamples, hyper: Hyper) -> float:
+    """Train on a batch of a bucket whose partitions these are (one object on the diagonal of one table), in place;
+    return its loss."""
+    sides = (tail, head)[: len(batch.negatives)]
+    places = [(head, batch.heads), (tail, batch.tails), *zip(sides, batch.negatives)]
+    taken = [part.rows[rows].requires_grad_() for part, rows in places]
+    loss = loss_of(taken[0], taken[1], tuple(taken[2:]), work.shared)
+    loss.backward()
+    for part in (head, tail) if head is not tail else (head,):
+        mine = [
+            (rows.reshape(-1), one.grad.reshape(-1, one.shape[-1]))
+            for (p, rows), one in zip(places, taken)
+            if p is part
+        ]
+        rows, place = torch.unique(torch.cat([r for r, _ in mine]), return_inverse=True)
+        gradient = torch.cat([g for _, g in mine])
+        summed = gradient.new_zeros(len(rows), gradient.shape[1]).index_add_(0, place, gradient)
+        update(part, rows, summed, work, hyper.lr)
+    return float(loss.detach())
+
+
+def update(part: NodePart, rows: Tensor, gradient: Tensor, work: EdgeSamples, lr: float) -> None:
+    """Move some rows against their summed gradients: plain, by row-wise AdaGrad or by AdaGrad."""
+    if work.row_state:
+        part.state[rows] += gradient.square().mean(dim=1, keepdim=True)
+    elif work.number_state:
+        part.state[rows] += gradient.square()
+    step = gradient / (part.state[rows].sqrt() + EPSILON) if work.row_state or work.number_state else gradient
+    part.rows[rows] -= lr * step
+
+
+class Pools:
+    """Samples of passes: the edges themselves, or pairs of walks, of which a thread makes those of the next pass while
+    this one is trained."""
+
+    def __init__(self, model: NodeEmbedding, work: EdgeSamples, hyper: Hyper, edges: Edges, partitions: int):
+        self.hyper, self.partitions = hyper, partitions
+        self.count = hyper.episode * partitions**2 or len(edges.heads)
+        self.walks = Walks(edges, model.nodes, work.walk, work.augment) if work.walk else None
+        self.stored = None if work.walk else by_bucket(edges, partitions, hyper.episode)
+        self.thread = ThreadPoolExecutor(1) if work.walk else None
+        self.ahead: Future[SortedEdges] | None = None
+
+    def made(self, number: int) -> SortedEdges:
+        """The pool of a pass."""
+        pairs = self.walks.pairs(self.count, random_of(self.hyper.seed, 3, number))
+        return by_bucket(pairs, self.partitions, self.hyper.episode)
+
+    def of(self, number: int, last: bool) -> SortedEdges:
+        """The pool of a pass, while the next one is begun unless it is the `last`."""
+        if self.walks is None:
+            return self.stored
+        pool = self.made(number) if self.ahead is None else self.ahead.result()
+        self.ahead = None if last else self.thread.submit(self.made, number + 1)
+        return pool
+
+
+class NodeTrainer:
+    """The partitions of one process, and those it trains."""
+
+    def __init__(
+        self,
+        model: NodeEmbedding,
+        work: EdgeSamples,
+        hyper: Hyper,
+        rounds: tuple[Round, ...],
+        partitions: int,
+        edges: Edges,
+        passes: int,
+        rank: int,
+    ):
+        self.model, self.work, self.hyper, self.partitions = model, work, hyper, partitions
+        self.rounds, self.passes, self.rank, self.size = rounds, passes, rank, len(rounds[0])
+        self.stays: dict[int, list[tuple[int, Stay]]] = {}
+        for machine, mine in enumerate(stays(rounds * passes, partitions, model.context)):
+            for stay in mine:
+                self.stays.setdefault(stay.round, []).append((machine, stay))
+        items = range(model.tables * partitions)
+        self.kept = {i: beginning(model, work, hyper, partitions, i) for i in items if i % self.size == rank}
+        self.mine: dict[int, NodePart] = {}
+        self.pools = Pools(model, work, hyper, edges, partitions)
+        self.moved_bytes = 0
+
+    def train(self, ended: Callable[[int, float, int], Any] = lambda number, loss, samples: None) -> None:
+        """Train all passes; `ended` is called behind each with its number, the loss a sample and the samples of it."""
+        for number in range(self.passes):
+            pool = self.pools.of(number, number + 1 == self.passes)
+            told = torch.zeros(2, dtype=torch.float64)
+            for place in range(len(self.rounds)):
+                told += torch.tensor(self._round(number, number * len(self.rounds) + place, pool), dtype=torch.float64)
+            dist.all_reduce(told)
+            loss, samples = told.tolist()
+            ended(number, loss / max(1.0, samples), int(samples))
+
+    def _round(self, number: int, at: int, pool: SortedEdges) -> tuple[float, int]:
+        """One round: partitions to whom they are for, training, and back. Return the loss and samples of this rank."""
+        due = self.stays.get(at, [])
+        for machine, stay in due:
+            for item in stay.loads:
+                self._moved(item, item % self.size, machine)
+        loss, samples = 0.0, 0
+        for _, stay in (one for one in due if one[0] == self.rank):
+            wanted = sorted(needed(stay.bucket, self.partitions, self.model.context))
+            head = self.mine[stay.bucket.head]
+            tail = self.mine[stay.bucket.tail + self.partitions * self.model.context] if len(wanted) > 1 else head
+            edges = pool.of(*stay.bucket, self.partitions)
+            batches = batches_of(self.model, self.work, self.hyper, self.partitions, number, stay.bucket, edges)
+            for batch in batches:
+                loss += train_batch(head, tail, batch, self.work, self.hyper)
+                samples += len(batch.heads)
+        for machine, stay in due:
+            for item in stay.stores:
+                self._moved(item, item % self.size, machine, back=True)
+        return loss, samples
+
+    def _moved(self, item: int, owner: int, machine: int, back: bool = False) -> None:
+        """A partition from its owner to the machine that trains it, or back."""
+        source, target = (machine, owner) if back else (owner, machine)
+        there, here = (self.mine, self.kept) if back else (self.kept, self.mine)
+        if source == target:
+            if self.rank == source:
+                here[item] = there.pop(item)
+        elif self.rank == source:
+            part = there.pop(item)
+            packed = torch.cat([part.rows, part.state], dim=1).contiguous()
+            dist.send(packed, target)
+            self.moved_bytes += packed.numel() * packed.element_size()
+        elif self.rank == target:
+            wide = self.model.dim + self.work.row_state + self.work.number_state * self.model.dim
+            packed = torch.empty(ceil(self.model.nodes / self.partitions), wide, dtype=self.hyper.torch)
+            dist.recv(packed, source)
+            rows, state = packed.split([self.model.dim, wide - self.model.dim], dim=1)
+            here[item] = NodePart(rows.contiguous(), state.contiguous())
+
+    def gathered(self) -> list[Tensor] | None:
+        """Every table [nodes, dim] on the first rank, behind the last round; None on others."""
+        out = [torch.empty(self.model.nodes, self.model.dim, dtype=self.hyper.torch) for _ in range(self.model.tables)]
+        for item in range(self.model.tables * self.partitions):
+            owner, (table, part) = item % self.size, divmod(item, self.partitions)
+            count = rows_in(self.model.nodes, self.partitions, part)
+            rows = self.kept[item].rows[:count].contiguous() if owner == self.rank else None
+            if owner and self.rank == owner:
+                dist.send(rows, 0)
+            elif self.rank == 0:
+                if owner:
+                    rows = torch.empty(count, self.model.dim, dtype=self.hyper.torch)
+                    dist.recv(rows, owner)
+                out[table][part :: self.partitions] = rows
+        return out if self.rank == 0 else None

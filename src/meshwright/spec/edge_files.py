@@ -1,0 +1,76 @@
+"""Edges of a graph from a file.
+
+A file is ``.npz`` (an array ``edges`` [E, 2], or ``heads`` and ``tails`` [E]), ``.parquet`` (its first two columns), or
+text with two whole numbers a line, between spaces, tabs or commas; ``#`` begins a comment. Nodes are numbered from 0.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.errors import MeshwrightError
+
+
+class Edges(NamedTuple):
+    """Ends of edges [E] each, by the numbers of their nodes."""
+
+    heads: NDArray[np.int64]
+    tails: NDArray[np.int64]
+
+
+def _bad(message: str, path: str, help: str) -> MeshwrightError:
+    return MeshwrightError.one("D010", message, place=path, help=help)
+
+
+def read_edges(path: str, nodes: int) -> Edges:
+    """Return the edges of a file between so many nodes.
+
+    Raises:
+        MeshwrightError: D010 for a file that cannot be read, that has other columns, or other nodes.
+    """
+    wanted = "two whole numbers a line, an .npz with edges [E, 2], or a .parquet with two columns"
+    try:
+        found = np.asarray(_columns(Path(path).expanduser()))
+    except ImportError:
+        raise _bad(
+            "a .parquet file is read with pyarrow, which is not installed", path, "pip install pyarrow"
+        ) from None
+    except (OSError, ValueError, KeyError, IndexError) as error:
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0][:120]
+        raise _bad(f"edges cannot be read: {reason}", path, f"name a file of {wanted}") from None
+    if found.ndim != 2 or found.shape[1] < 2 or not len(found) or found.dtype.kind not in "iu":
+        raise _bad(f"no edges: an array of {found.dtype} {list(found.shape)}", path, f"name a file of {wanted}")
+    heads, tails = (np.ascontiguousarray(found[:, column], np.int64) for column in (0, 1))
+    low, high = int(min(heads.min(), tails.min())), int(max(heads.max(), tails.max()))
+    if low < 0 or high >= nodes:
+        message = f"node {low if low < 0 else high} of a model of {nodes:,} nodes, which are numbered from 0"
+        raise _bad(message, path, f"number nodes from 0, and say nodes = {high + 1} in the model")
+    return Edges(heads, tails)
+
+
+def _columns(path: Path) -> NDArray:
+    """The columns of a file [E, 2 or more]."""
+    if path.suffix == ".npz":
+        with np.load(path, allow_pickle=False) as file:
+            return file["edges"] if "edges" in file else np.stack([file["heads"], file["tails"]], axis=1)
+    if path.suffix == ".parquet":
+        from pyarrow import ArrowException
+        from pyarrow.parquet import read_table
+
+        try:
+            table = read_table(path)
+            return np.stack([table.column(i).to_numpy() for i in (0, 1)], axis=1)
+        except ArrowException as error:
+            raise ValueError(str(error)) from None
+    with path.open(encoding="utf-8-sig") as file:
+        begin = file.readline()
+    if not begin:
+        raise ValueError("the file is empty")
+    comma = "," if "," in begin else None
+    return np.loadtxt(
+        path, dtype=np.int64, delimiter=comma, comments="#", ndmin=2, usecols=(0, 1), encoding="utf-8-sig"
+    )

@@ -1,0 +1,79 @@
+"""Vectors of nodes on real processes: equal to one process, bytes as predicted, files of edges."""
+
+import json
+
+import numpy as np
+import pytest
+
+from meshwright.cli import main
+from meshwright.errors import MeshwrightError
+from meshwright.run.nodes import apart
+from meshwright.run.nodes.edges import Walks, by_bucket
+from meshwright.spec.edge_files import Edges, read_edges
+
+EDGES = np.random.default_rng(0).integers(40, size=(300, 2))
+
+
+def test_processes_train_what_one_process_trains():
+    """Lock server and grid, one table and two, negatives shared and not, walks, three optimizers: 1e-9 in float64."""
+    assert max(apart.apart(2).values()) < 1e-9
+
+
+def test_a_run_moves_the_bytes_that_are_predicted_and_its_loss_falls(tmp_path, capsys):
+    model, edges, out = tmp_path / "mine.json", tmp_path / "edges.tsv", tmp_path / "out"
+    model.write_text(json.dumps({"architectures": ["NodeEmbedding"], "nodes": 40, "edges": 300, "dim": 8}))
+    np.savetxt(edges, EDGES, fmt="%d", delimiter="\t")
+    words = ["--train", "batch=50,negatives=2,epochs=4", "--plan", "dp2 partitions=4", "--lr", "0.05"]
+    assert main(["run", str(model), *words, "--data", str(edges), "--out", str(out), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["moved_bytes"] == found["predicted_moved_bytes"] > 0
+    assert len(found["losses"]) == 4 and found["losses"][-1] < found["losses"][0]
+    assert found["samples"] == 4 * 300
+    assert np.load(out / "vectors.npz")["vectors"].shape == (40, 8)
+    assert main(["run", str(model), *words, "--data", str(edges), "--steps", "3"]) == 2
+    assert "[X004]" in capsys.readouterr().err
+
+
+def test_files_of_edges_say_the_same(tmp_path):
+    np.savez(tmp_path / "a.npz", edges=EDGES)
+    np.savez(tmp_path / "b.npz", heads=EDGES[:, 0], tails=EDGES[:, 1])
+    np.savetxt(tmp_path / "c.csv", EDGES, fmt="%d", delimiter=",")
+    found = [read_edges(str(tmp_path / name), 40) for name in ("a.npz", "b.npz", "c.csv")]
+    assert all((one.heads == EDGES[:, 0]).all() and (one.tails == EDGES[:, 1]).all() for one in found)
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    table = pyarrow.table({"from": EDGES[:, 0], "to": EDGES[:, 1]})
+    parquet.write_table(table, tmp_path / "d.parquet")
+    assert (read_edges(str(tmp_path / "d.parquet"), 40).tails == EDGES[:, 1]).all()
+
+
+@pytest.mark.parametrize(("text", "said"), [("0 1\n2 40\n", "node 40"), ("a b\n", "cannot be read"), ("", "is empty")])
+def test_a_file_that_has_no_edges_says_why(text, said, tmp_path):
+    path = tmp_path / "edges.txt"
+    path.write_text(text)
+    with pytest.raises(MeshwrightError) as error:
+        read_edges(str(path), 40)
+    assert error.value.diagnostics[0].code == "D010" and said in error.value.diagnostics[0].message
+
+
+def test_buckets_have_their_edges_in_order():
+    found = by_bucket(Edges(EDGES[:, 0], EDGES[:, 1]), 3)
+    for head in range(3):
+        for tail in range(3):
+            mine = EDGES[(EDGES[:, 0] % 3 == head) & (EDGES[:, 1] % 3 == tail)]
+            bucket = found.of(head, tail, 3)
+            assert (bucket.heads == mine[:, 0] // 3).all() and (bucket.tails == mine[:, 1] // 3).all()
+    few = by_bucket(Edges(EDGES[:, 0], EDGES[:, 1]), 3, most=5)
+    assert np.diff(few.first).max() == 5
+
+
+def test_walks_go_along_edges_and_pair_nodes_that_are_near():
+    """On a ring every step is to one of two neighbours, so that pairs are at most two apart."""
+    ring = np.arange(20)
+    walks = Walks(Edges(ring, (ring + 1) % 20), 20, walk=5, augment=2)
+    pairs = walks.pairs(900, np.random.default_rng(1))
+    far = np.minimum((pairs.heads - pairs.tails) % 20, (pairs.tails - pairs.heads) % 20)
+    assert len(far) == 900 and set(far.tolist()) == {0, 1, 2}
+    # of nine pairs of a walk of six nodes five are one step apart
+    assert (far == 1).mean() == pytest.approx(5 / 9)
