@@ -10,7 +10,7 @@ from meshwright.errors import Diagnostic, MeshwrightError
 
 if TYPE_CHECKING:
     from meshwright.calibrate.few import Learned
-    from meshwright.cli.calibrate import CalibrateOptions
+    from meshwright.cli.calibrate_options import CalibrateOptions
 
 MOST = 512
 

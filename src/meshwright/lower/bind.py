@@ -33,7 +33,7 @@ from meshwright.lower.roles import (
 from meshwright.lower.stages import Stages
 from meshwright.lower.state import measured_bytes, updated_bytes
 from meshwright.lower.structure import Structure
-from meshwright.lower.taught import predicted
+from meshwright.lower.taught import predicted, told
 from meshwright.lower.tensors import tensors_of
 from meshwright.lower.tier_sizes import host_work, transfer
 from meshwright.lower.units import Unit, composition_of, named
@@ -136,7 +136,8 @@ class Binder:
             case SlopesRole():
                 return self.moving(self.over([slopes(self.plan)], self.start(role.slice, 0)))
             case PredictionsRole():
-                return predicted(self, role.turn)
+                sent = self.moving(self.over([told(self.stages)], 0, role.turn))
+                return predicted(sent, self.stages, role.turn)
             case UpdateRole():
                 return self._update(role)
             case CodeRole():

@@ -21,8 +21,8 @@ from meshwright.sync.rounds import turns_of
 from meshwright.work import Elementwise
 
 if TYPE_CHECKING:
-    from meshwright.lower.bind import Binder
     from meshwright.lower.program import Program
+    from meshwright.sync.fragments import Fragment
 
 
 def add_public(builder: GraphBuilder, roles: Roles, facts: Facts) -> list[np.ndarray]:
@@ -71,12 +71,15 @@ def predictions_bytes(stages: Stages) -> int:
     return message_bytes(stages) * (1 + most_heard(policy.group, layout.dp))
 
 
-def predicted(binder: Binder, turn: int) -> Program:
+def told(stages: Stages) -> Fragment:
+    """Return what a replica sends to its neighbours: its predictions."""
+    return predictions(stages.plan, read(stages.plan.sync.policy), message_bytes(stages))
+
+
+def predicted(program: Program, stages: Stages, turn: int) -> Program:
     """The messages of predictions to the neighbours of a turn, and the work on both their ends: log-probabilities of
     every head written, those that are heard read for the surest and for its probabilities."""
-    stages, policy = binder.stages, binder.policy
-    size = message_bytes(stages)
-    program = binder.moving(binder.over([predictions(stages.plan, policy, size)], 0, turn))
+    policy, size = read(stages.plan.sync.policy), message_bytes(stages)
     c, heard = stages.context(), max((move.group.fan for move in program.moves), default=0.0)
     made = c.tokens * stages.model.vocab * policy.taught.heads * (4.0 + 3 * c.element)
     work = Elementwise(num_bytes=made + 3 * heard * size, kernels=6 * policy.taught.heads, fused=True)

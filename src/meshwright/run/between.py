@@ -10,7 +10,7 @@ import threading
 from collections import defaultdict
 from queue import SimpleQueue
 
-from meshwright.run.client import Flat
+from meshwright.run.flat import Flat
 from meshwright.run.mail import CHANGED, EXPECT, LEFT, NEAR, SAVED, STOP, SUMMED, Gone, Letter, Post
 
 

@@ -30,8 +30,9 @@ from meshwright.sync.merged import ALL_TASKS
 if TYPE_CHECKING:
     from queue import SimpleQueue
 
-    from meshwright.run.client import ClientLoop, Flat
+    from meshwright.run.client import ClientLoop
     from meshwright.run.client_server import ServerLoop
+    from meshwright.run.flat import Flat
     from meshwright.run.trainer import Trainer
 
 

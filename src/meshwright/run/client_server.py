@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 
 from meshwright.run import launch
-from meshwright.run.client import Flat
 from meshwright.run.client_saving import ServerSaver
+from meshwright.run.flat import Flat
 from meshwright.run.mail import (
     ANCHOR,
     ASK,

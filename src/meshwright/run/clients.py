@@ -22,11 +22,12 @@ from meshwright.errors import MeshwrightError
 from meshwright.run import mesh
 from meshwright.run.begin import begin
 from meshwright.run.between import Aggregator
-from meshwright.run.client import ClientLoop, Flat
+from meshwright.run.client import ClientLoop
 from meshwright.run.client_resume import going_on, prepared, taken_up
 from meshwright.run.client_server import ServerLoop
 from meshwright.run.coded_parts import CodedParts
 from meshwright.run.data import Corpus, MixedText
+from meshwright.run.flat import Flat
 from meshwright.run.job import Job, RunSummary
 from meshwright.run.judge import Judge
 from meshwright.run.loop import divided, open_corpus

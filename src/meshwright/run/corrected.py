@@ -12,7 +12,7 @@ from meshwright.run.result import StepResult
 from meshwright.run.trainer import Trainer
 
 if TYPE_CHECKING:
-    from meshwright.run.client import Flat
+    from meshwright.run.flat import Flat
 
 
 class CorrectedSteps:

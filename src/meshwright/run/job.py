@@ -10,7 +10,6 @@ from meshwright.assign.groups import GroupCosts
 from meshwright.plan import Plan
 from meshwright.plan.slices import Portions
 from meshwright.run import data
-from meshwright.run.lora.peft import ADAPTER
 from meshwright.run.settings import Settings
 from meshwright.spec.architecture import Model
 from meshwright.spec.workload import Lengths, Train
@@ -18,6 +17,8 @@ from meshwright.timeline import UNKNOWN, Identity, Timeline, pack
 
 #: Checkpoints kept in a run's folder.
 KEEP = 2
+#: What a run leaves of its adapters: a folder of PEFT's, or the base with them added; by the words of ``--export``.
+ADAPTER, MERGED = "adapter", "merged"
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

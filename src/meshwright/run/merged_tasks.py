@@ -14,8 +14,8 @@ from meshwright.sync.merged import ALL_TASKS, MergedTasks, bits_of
 from meshwright.sync.taught import TAUGHT
 
 if TYPE_CHECKING:
-    from meshwright.run.client import Flat
     from meshwright.run.data import Batch
+    from meshwright.run.flat import Flat
     from meshwright.run.judge import Judge
     from meshwright.run.trainer import Trainer
 

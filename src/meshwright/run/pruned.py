@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from meshwright.run.client import Flat
 from meshwright.run.data import Batch
+from meshwright.run.flat import Flat
 from meshwright.run.result import StepResult
 from meshwright.run.trainer import Trainer
 from meshwright.sync.fragments import VECTOR

@@ -24,6 +24,7 @@ from meshwright.run import safetensors_file
 from meshwright.run.agree import CPU, agree
 from meshwright.run.checkpoint.format import find
 from meshwright.run.checkpoint.loading import CheckpointReader, fill
+from meshwright.run.job import MERGED
 from meshwright.run.lora.base import Base
 from meshwright.run.lora.formats import FORMATS
 from meshwright.run.lora.formats import quantise as quantised
@@ -204,13 +205,12 @@ def _not_ours(why: str, folder: str | Path) -> MeshwrightError:
 
 # --- out -------------------------------------------------------------------------------------------------------------
 
-#: What a run leaves of its adapters: a folder of PEFT's, or the base with them added; by the words of ``--export``.
-ADAPTER, MERGED = "adapter", "merged"
-
 
 def export(what: str, out: str, weights: str) -> Path:
-    """Write what a run leaves beside its newest checkpoint in the folder `out`: :data:`ADAPTER` or :data:`MERGED`, in a
-    folder of that name, in the place of an older one. Raises as :func:`export_adapter`."""
+    """Write what a run leaves beside its newest checkpoint in the folder `out`: ``ADAPTER`` or ``MERGED`` of
+    :mod:`meshwright.run.job`, in a folder of that name, in the place of an older one.
+
+    Raises as :func:`export_adapter`."""
     folder = Path(out) / what
     if what == MERGED:
         return export_merged(out, weights, folder, over=True)
