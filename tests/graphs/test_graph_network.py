@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from meshwright.answer.graph_network import predict_graph_network
-from meshwright.assign.cuts import blocks, copies_at_random, copies_of
+from meshwright.assign.cuts import blocks, copies_at_random, copies_of, skew_of
 from meshwright.cli import main
 from meshwright.cost import load_framework, standard
 from meshwright.errors import MeshwrightError
@@ -119,7 +119,9 @@ def test_a_cut_is_counted_in_a_file_of_edges(tmp_path):
     ring = read_graph_model({**SMALL, "vertices": 8, "edges": 16}, name="ring")
     assert blocks(8, 2).tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
     found = asked("dp2", ring, "2xa100-80", f"epochs=1,cut={path}")
-    assert found.times.lowered.copies == 0.5
+    assert found.times.lowered.cut == (0.5, 1.0)
+    star = np.zeros(7, np.int64), np.arange(1, 8)
+    assert skew_of(*star, blocks(8, 2)) == (7 + 3) / 7  # of 14 ends the first half has those of the centre and three
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,8 @@ class NetworkPrediction(msgspec.Struct, frozen=True, kw_only=True):
             "total_s": self.total_s,
             "attribution_s": self.times.places,
             "exchange_s": self.exchange_s,
-            "copies": lowered.copies,
+            "copies": lowered.cut.copies,
+            "skew": lowered.cut.skew,
             "boundary_bytes": lowered.boundary_bytes,
             "stage_bytes": lowered.stage_bytes,
             "layers": list(lowered.layers),
@@ -164,7 +165,11 @@ def _assumptions(work: GraphEpochs, plan: Plan, times: NetworkTimes, costs: Cost
         said = (
             "workload" if work.copies >= 0 else f"counted in {work.cut}" if work.cut else "a random cut of mean degree"
         )
-        value = f"each vertex is needed on {times.lowered.copies:.4g} other devices; equal parts, nothing overlapped"
+        cut = times.lowered.cut
+        value = (
+            f"each vertex is needed on {cut.copies:.4g} other devices, the busiest of which has {cut.skew:.4g} times"
+        )
+        value += " the mean of edges and is waited for; exchanges are not overlapped"
         out.insert(1, Assumption("boundary", value, said, work.copies < 0 and not work.cut))
     if plan.vertices.vertex_chunks > 1:
         chunks = "equal vertices and edges in every chunk; its neighbours in all others are on its device"

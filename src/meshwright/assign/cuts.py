@@ -17,6 +17,14 @@ def blocks(vertices: int, parts: int) -> NDArray[np.int64]:
     return np.arange(vertices, dtype=np.int64) * parts // vertices
 
 
+def skew_of(heads: NDArray[np.int64], tails: NDArray[np.int64], part_of: NDArray[np.int64]) -> float:
+    """Return the edges of the part that has most of them over the mean, each at both of its ends."""
+    count = np.bincount(part_of[heads], minlength=part_of.max() + 1) + np.bincount(
+        part_of[tails], minlength=part_of.max() + 1
+    )
+    return float(count.max() / count.mean())
+
+
 def copies_of(heads: NDArray[np.int64], tails: NDArray[np.int64], part_of: NDArray[np.int64]) -> float:
     """Return in how many other parts a vertex has a neighbour, in the mean; edges are needed in both directions."""
     parts = int(part_of.max()) + 1

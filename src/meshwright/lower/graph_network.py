@@ -10,10 +10,12 @@ later are those of the epoch before. Both together: each stage's devices divide 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 from meshwright import schedules
-from meshwright.assign.cuts import blocks, copies_at_random, copies_of
+from meshwright.assign.cuts import blocks, copies_at_random, copies_of, skew_of
 from meshwright.graph import GraphBuilder, RankClass, TaskGraph
 from meshwright.lower.entry import Entry
 from meshwright.lower.place import Mesh
@@ -35,33 +37,41 @@ SAVED = 3.0
 
 
 class NetworkEpoch(msgspec.Struct, frozen=True, kw_only=True):
-    """A lowered epoch: the ``graph``, whose cost keys are numbers of ``programs``; ``copies`` of a vertex on other
-    devices of its stage, ``layers`` of every stage, bytes that all devices send in the epoch between those that divide
-    vertices (``boundary_bytes``) and between stages (``stage_bytes``), and bytes of every stage's devices by kind."""
+    """A lowered epoch: the ``graph``, whose cost keys are numbers of ``programs``; the ``cut`` of its vertices
+    over the devices of a stage, ``layers`` of every stage, bytes that all devices send in the epoch between those that
+    divide vertices (``boundary_bytes``) and between stages (``stage_bytes``), and of every stage's devices by kind."""
 
     graph: TaskGraph
     programs: tuple[Program, ...]
-    copies: float
+    cut: Cut
     layers: tuple[int, ...]
     boundary_bytes: float
     stage_bytes: float
     held: tuple[dict[str, float], ...]
 
 
-def copies(model: GraphNetwork, work: GraphEpochs, parts: int) -> float:
-    """Return on how many other devices a vertex is needed, in the mean, where so many divide vertices.
+class Cut(NamedTuple):
+    """A cut of a graph: on how many other devices a vertex is needed, in the mean, and the edges of the device that has
+    most of them over the mean."""
+
+    copies: float
+    skew: float
+
+
+def cut_of(model: GraphNetwork, work: GraphEpochs, parts: int) -> Cut:
+    """Return the cut of a graph whose vertices so many devices divide.
 
     Raises:
         MeshwrightError: D010 for a file of edges that cannot be read.
     """
     if parts == 1:
-        return 0.0
-    if work.copies >= 0:
-        return min(work.copies, parts - 1.0)
+        return Cut(0.0, 1.0)
     if work.cut:
-        edges = read_edges(work.cut, model.vertices)
-        return copies_of(edges.heads, edges.tails, blocks(model.vertices, parts))
-    return copies_at_random(model.edges / model.vertices, parts)
+        edges, part_of = read_edges(work.cut, model.vertices), blocks(model.vertices, parts)
+        both = edges.heads, edges.tails
+        return Cut(copies_of(*both, part_of), skew_of(*both, part_of))
+    copies = work.copies if work.copies >= 0 else copies_at_random(model.edges / model.vertices, parts)
+    return Cut(min(copies, parts - 1.0), min(work.skew or 1.0, float(parts)))
 
 
 def layer_kernels(model: GraphNetwork, vertices: float, edges: float, which: str) -> tuple[Entry, ...]:
@@ -93,9 +103,10 @@ class _Epoch:
         self.mesh = Mesh(plan, cluster)
         self.site = Site(device=cluster.islands[0].device, num_ranks=self.layout.num_ranks)
         self.chunks = plan.vertices.vertex_chunks
-        self.copies = copies(model, work, self.layout.dp)
+        self.cut = cut_of(model, work, self.layout.dp)
+        self.copies = self.cut.copies
         self.vertices = model.vertices / (self.layout.dp * self.chunks)
-        self.edges = model.edges / (self.layout.dp * self.chunks)
+        self.edges = self.cut.skew * model.edges / (self.layout.dp * self.chunks)
         less, more = divmod(model.layers, self.layout.pp)
         self.layers = tuple(less + (stage < more) for stage in range(self.layout.pp))
         self.builder = GraphBuilder(
@@ -233,7 +244,7 @@ class _Epoch:
         return NetworkEpoch(
             graph=builder.build(),
             programs=tuple(self.numbers),
-            copies=self.copies,
+            cut=self.cut,
             layers=self.layers,
             boundary_bytes=ways * self.exchanged_bytes * self.model.layers if dp > 1 else 0.0,
             stage_bytes=ways * self.stage_message * (pp - 1),
@@ -248,7 +259,7 @@ class _Epoch:
         found = {"weights": self.params(stage) * KEPT * NUMBER}
         found["activations"] = self.layers[stage] * SAVED * mine * wide
         found["features"] = mine * model.features * NUMBER if stage == 0 else 0.0
-        found["edges"] = 2 * (model.edges / dp * (INDEX + WEIGHT) + mine * INDEX)
+        found["edges"] = 2 * (self.cut.skew * model.edges / dp * (INDEX + WEIGHT) + mine * INDEX)
         found["boundary vertices"] = 2 * mine * self.copies * wide
         if self.chunks > 1:
             found["historical vertices"] = self.layers[stage] * mine * wide

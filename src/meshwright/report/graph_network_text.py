@@ -49,7 +49,8 @@ def _sent(prediction: NetworkPrediction, page: Page) -> None:
     lines = [
         ("vertices that others need", gibibytes(lowered.boundary_bytes)),
         ("chunks between stages", gibibytes(lowered.stage_bytes)),
-        ("other devices that need a vertex", f"{lowered.copies:.4g}"),
+        ("other devices that need a vertex", f"{lowered.cut.copies:.4g}"),
+        ("edges of the busiest device, over the mean", f"{lowered.cut.skew:.4g}"),
         ("layers of each stage", ", ".join(map(str, lowered.layers))),
     ]
     page.rows([(Text(name, "dim"), Text(value)) for name, value in lines])

@@ -1,8 +1,9 @@
 """The workload of a graph network: how often the whole graph is passed, and how a cut of it leaves vertices apart.
 
-``epochs=100,copies=2.3`` passes it a hundred times; where its vertices are divided, each one's numbers are needed on
-2.3 other devices in the mean. ``cut=edges.npz`` counts that of a file whose vertices are numbered part by part, as
-partitioners order them; without either the cut is one at random.
+``epochs=100,copies=2.3,skew=1.2`` passes it a hundred times; where its vertices are divided, each one's
+numbers are needed on 2.3 other devices in the mean, and the busiest device has 1.2 times the mean of edges.
+``cut=edges.npz`` counts both in a file whose vertices are numbered part by part, as partitioners order them; without
+either the cut is one at random.
 """
 
 from __future__ import annotations
@@ -18,16 +19,19 @@ from meshwright.spec.words import SaidWords
 
 class GraphEpochs(msgspec.Struct, frozen=True, kw_only=True):
     """``epochs`` over the whole graph. ``copies``: other devices that need a vertex, in the mean, where they divide
-    vertices; below 0: as the edges of the file ``cut`` say, or a random cut."""
+    vertices; below 0: as the edges of the file ``cut`` say, or a random cut. ``skew``: edges of the device that has
+    most of them, over the mean; 0: as the file says, or as many on all."""
 
     epochs: int = 1
     copies: float = -1.0
+    skew: float = 0.0
     cut: str = ""
 
     def text(self) -> str:
         """Return the form that :func:`parse_graph_epochs` reads back."""
         words = [f"epochs={self.epochs}"]
         words += [f"copies={self.copies:g}"] if self.copies >= 0 else []
+        words += [f"skew={self.skew:g}"] if self.skew else []
         return ",".join(words + ([f"cut={self.cut}"] if self.cut else []))
 
 
@@ -47,6 +51,7 @@ def _number(text: str) -> float | None:
 _READERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "epochs": (_whole, "how often the whole graph is passed, from 1"),
     "copies": (_number, "other devices that need a vertex, in the mean"),
+    "skew": (lambda text: value if (value := _number(text)) and value >= 1 else None, "edges over the mean, from 1"),
     "cut": (lambda text: text or None, "a file of edges whose vertices are numbered part by part"),
 }
 
@@ -59,8 +64,8 @@ def parse_graph_epochs(text: str, *, place: str = "--train") -> GraphEpochs:
     """
     alien = dict.fromkeys(("seq", "batch"), "a whole graph is passed at a time, without batches of sequences")
     said = SaidWords(text, _READERS, place=place, of="epochs over a whole graph", alien=alien)
-    if {"copies", "cut"} <= said.values.keys():
-        said.refuse("W005", "cut= counts what copies= says", "keep one of them")
+    if "cut" in said.values and {"copies", "skew"} & said.values.keys():
+        said.refuse("W005", "cut= counts what copies= and skew= say", "keep one of them")
     if said.wrong:
         raise MeshwrightError(said.wrong)
     return GraphEpochs(**said.values)
