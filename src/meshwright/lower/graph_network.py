@@ -43,14 +43,14 @@ class NetworkEpoch(msgspec.Struct, frozen=True, kw_only=True):
 
     graph: TaskGraph
     programs: tuple[Program, ...]
-    cut: Cut
+    cut: GraphCut
     layers: tuple[int, ...]
     boundary_bytes: float
     stage_bytes: float
     held: tuple[dict[str, float], ...]
 
 
-class Cut(NamedTuple):
+class GraphCut(NamedTuple):
     """A cut of a graph: on how many other devices a vertex is needed, in the mean, and the edges of the device that has
     most of them over the mean."""
 
@@ -58,20 +58,20 @@ class Cut(NamedTuple):
     skew: float
 
 
-def cut_of(model: GraphNetwork, work: GraphEpochs, parts: int) -> Cut:
+def cut_of(model: GraphNetwork, work: GraphEpochs, parts: int) -> GraphCut:
     """Return the cut of a graph whose vertices so many devices divide.
 
     Raises:
         MeshwrightError: D010 for a file of edges that cannot be read.
     """
     if parts == 1:
-        return Cut(0.0, 1.0)
+        return GraphCut(0.0, 1.0)
     if work.cut:
         edges, part_of = read_edges(work.cut, model.vertices), blocks(model.vertices, parts)
         both = edges.heads, edges.tails
-        return Cut(copies_of(*both, part_of), skew_of(*both, part_of))
+        return GraphCut(copies_of(*both, part_of), skew_of(*both, part_of))
     copies = work.copies if work.copies >= 0 else copies_at_random(model.edges / model.vertices, parts)
-    return Cut(min(copies, parts - 1.0), min(work.skew or 1.0, float(parts)))
+    return GraphCut(min(copies, parts - 1.0), min(work.skew or 1.0, float(parts)))
 
 
 def layer_kernels(model: GraphNetwork, vertices: float, edges: float, which: str) -> tuple[Entry, ...]:
