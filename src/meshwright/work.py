@@ -20,6 +20,9 @@ class Gemm(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     One of ``slices`` equal slices of a larger product along m, issued on several streams as Transformer Engine and
     PyTorch's asynchronous tensor parallelism do: blocks of the next slice fill what a slice's last wave leaves idle.
 
+    ``fixed``: B is random and never changes, so that light may multiply by it
+    (:class:`~meshwright.spec.hardware.Optics`).
+
     ``weights``: B is stored in a quantised format and made operands of ``dtype`` in registers, as MARLIN does ("": it
     is stored as it is multiplied).
     """
@@ -34,6 +37,7 @@ class Gemm(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     bias: str = ""
     slices: int = 1
     weights: str = ""
+    fixed: bool = False
 
     @property
     def flops(self) -> float:

@@ -110,12 +110,12 @@ def compared(question, costs: Costs | None = None, *, rng=None, regions: int = 1
     for i in rng.permutation(len(found))[:regions].tolist():
         scope = CoreScope.of(space, found[i], model, where, train)
         if scope.size():
-            yield from _compared(evaluator, scope, rng, plans)
+            yield from _compared(evaluator, scope, rng, plans, {*space["feedback"]} <= {"chain"})
 
 
-def _compared(evaluator: Evaluator, scope: CoreScope, rng, most: int):
+def _compared(evaluator: Evaluator, scope: CoreScope, rng, most: int, chain: bool):
     model, where, train, core = evaluator.model, evaluator.cluster, evaluator.train, scope.core
-    regions = Regions(evaluator)
+    regions = Regions(evaluator, chain=chain)
     capacity = float(max(i.device.memory_bytes for i in where.islands))
     ideal = regions.glances.ideal_seconds(core, scope.inners)
     brief, one, which = regions.glances.costs(core, scope.inners)

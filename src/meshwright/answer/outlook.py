@@ -69,7 +69,8 @@ def _watts(cluster: Cluster) -> float | None:
     for island in cluster.islands:
         if island.device.tdp_w is None:
             return None
-        watts += island.num_devices * (island.device.tdp_w + island.node.power_w / island.node.devices)
+        optics = island.device.optics.power_w if island.device.optics is not None else 0.0
+        watts += island.num_devices * (island.device.tdp_w + optics + island.node.power_w / island.node.devices)
     return watts
 
 

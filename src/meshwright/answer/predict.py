@@ -38,6 +38,7 @@ from meshwright.causes import PRICED
 from meshwright.cost import Costs, standard_on
 from meshwright.errors import MeshwrightError
 from meshwright.plan import Plan, check
+from meshwright.plan.facets.feedback import otherwise as fed_otherwise
 from meshwright.plan.facets.overlap import otherwise
 from meshwright.plan.facets.sequence import STATIC
 from meshwright.quantity import seconds
@@ -150,6 +151,7 @@ def predict(
             *(one.text for one in (lowering, choice, allotment) if one is not None),
             *approximate(plan, train, rounds),
             *otherwise(plan),
+            *fed_otherwise(plan),
             *swarm_cautions(plan),
             *more_tokens(equal),
             *expert_cautions(routed, plan),

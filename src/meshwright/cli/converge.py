@@ -1,4 +1,5 @@
-"""``meshwright converge``: sync policies trained at equal tokens on real text, and their losses side by side."""
+"""``meshwright converge``: sync policies, and ways of feedback, trained at equal tokens on real text, and their losses
+side by side."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from meshwright.spec.workload import Train
 
 DESCRIPTION = """Train each of several sync policies for equal tokens on the same text, and compare their losses.
+--feedback adds what layers learn from in place of gradients.
 
 Every policy is trained with every seed, one replica a process, on this machine; loss is measured on the last 20th of
 the text, which none trains on. Results go to --out run by run (results.csv, summary.json, table.md): Ctrl-C ends in
@@ -31,6 +33,8 @@ NEEDED = ("torch", "safetensors", "tokenizers")
 MODEL, TRAIN, REPLICAS, STEPS, SEEDS, LR, WARMUP = "llama-1m", "batch=16,seq=64,dtype=fp32", 4, "256", 3, 3e-3, 0.1
 POLICIES = "step bf16 int8 powersgd:rank=4 topk local:h=8 local:h=64"
 FORMAT_VERSION = 1
+#: How a policy begins that says what layers learn from, and the one of every step.
+FEEDBACK, USUAL_SYNC = "feedback=", "step"
 #: Numbers among the options: field -> (least, most, whole numbers only, what is wanted in words).
 NUMBERS = {
     "replicas": (2, 64, True, "a number of replicas, 2 to 64"),
@@ -49,6 +53,9 @@ class ConvergeOptions(msgspec.Struct, frozen=True, kw_only=True):
     model: options.positional("MODEL", f"Catalog name or config.json; {MODEL} if left out.") = ""
     sync: options.text(
         "WORDS", f"Policies as a plan's sync= has them, with blanks between, each with @RATE if need be; {POLICIES}."
+    ) = ""
+    feedback: options.text(
+        "WORDS", "Ways of feedback as a plan's feedback= has them, such as dfa dfa:micro@1e-3, each under sync=step."
     ) = ""
     data: options.text("TEXT", "A file, a .jsonl, a folder, package:NAME of an installed package, or sample.") = ""
     train: options.text("WORKLOAD", f"{TRAIN} if left out; batch is that of all replicas.") = ""
@@ -142,7 +149,9 @@ def _read(given: ConvergeOptions, wrong: list[Diagnostic]) -> Study:
     model = _found(lambda: load_model(given.model or MODEL), wrong)
     train = _found(lambda: parse_train(given.train or TRAIN), wrong)
     replicas = numbers.get("replicas", REPLICAS)
-    policies = tuple(dict.fromkeys((given.sync or POLICIES).split()))
+    fed = [f"{FEEDBACK}{words}" for words in given.feedback.split()]
+    said = given.sync or ("" if fed else POLICIES)
+    policies = tuple(dict.fromkeys([*said.split(), *fed]))
     if model is not None and train is not None:
         policies = _policies(policies, replicas, model, train, wrong)
     if wrong:
@@ -182,8 +191,7 @@ def _policies(
     from meshwright.plan import check, parse
     from meshwright.plan.executable import unexecutable
     from meshwright.spec.cluster import load
-    from meshwright.sync.losses import workload
-    from meshwright.sync.policy import read
+    from meshwright.sync.losses import words_of, workload
     from meshwright.sync.record import USUAL
 
     if train.global_batch % replicas:
@@ -193,16 +201,29 @@ def _policies(
     out = [USUAL]
     for words in policies:
         words, at, rate = words.partition("@")
-        policy = _found(lambda words=words: read(words), wrong)
+        policy = _found(lambda words=words: _shortest(words), wrong)
         if at and not _positive(rate):
-            wrong.append(_bad(f"--sync {words}@{rate}", "behind the @ is a learning rate, as in dist-lion@3e-4"))
+            option = "feedback" if words.startswith(FEEDBACK) else "sync"
+            said = f"--{option} {words.removeprefix(FEEDBACK)}@{rate}"
+            wrong.append(_bad(said, "behind the @ is a learning rate, as in dist-lion@3e-4"))
         if policy is None:
             continue
-        plan = parse(f"dp{replicas} mb{train.global_batch // replicas} sync={policy.text}").on(replicas)
-        asked = workload(train, policy.text)
+        plan = parse(f"dp{replicas} mb{train.global_batch // replicas} {words_of(policy)}").on(replicas)
+        asked = workload(train, policy)
         wrong += check(plan, model, cluster, asked) or unexecutable(plan, model, asked, precision="")
-        out.append(policy.text + at + rate)
+        out.append(policy + at + rate)
     return tuple(dict.fromkeys(out))
+
+
+def _shortest(words: str) -> str:
+    """A policy in its shortest words; those of a way of feedback are its own."""
+    from meshwright.plan.facets.feedback import read as read_feedback
+    from meshwright.sync.policy import read
+
+    if not words.startswith(FEEDBACK):
+        return read(words).text
+    found = read_feedback(words.removeprefix(FEEDBACK))
+    return USUAL_SYNC if found is None else FEEDBACK + found.text
 
 
 def _positive(text: str) -> bool:

@@ -121,8 +121,24 @@ class Costs:
         key = (device.name, work)
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = self._ask(work, device) if device.near is None else self._either(work, device)
+            found = self._known[key] = self._where(work, device)
         return found
+
+    def _where(self, work: Work, device: Device) -> Estimate:
+        """Price an operator on the processor of a device that takes less time for it."""
+        if isinstance(work, Gemm) and work.fixed:
+            return self._projected(work, device)
+        if device.near is not None:
+            return self._either(work, device)
+        return self._ask(work, device) if device.optics is None else self.price(work, device.alone)
+
+    def _projected(self, work: Gemm, device: Device) -> Estimate:
+        """Price a product with a fixed random matrix: as any other, or by light."""
+        own = self.price(msgspec.structs.replace(work, fixed=False), device)
+        seconds = roofline.optical_seconds(work, device)
+        if seconds >= own.seconds:
+            return own
+        return Estimate(seconds, own.cause, "rate that was said of a processor of light", ROOFLINE_SIGMA[own.cause])
 
     def _either(self, work: Work, device: Device) -> Estimate:
         """Price an operator on the processor that takes less time for it, the device's or that near its memory."""

@@ -190,6 +190,16 @@ def near_seconds(work: Gemm | GroupedGemm | AttentionCore, device: Device) -> fl
     return max(compute, memory) + KERNEL_FLOOR_S
 
 
+def optical_seconds(work: Gemm, device: Device) -> float:
+    """Return the seconds of a product with a fixed random matrix on a device's processor of light: its operations, or
+    the longer of the copies of its operand there and of its result back over PCI Express, whichever take longer, plus a
+    kernel's start; infinite where there is none."""
+    if device.optics is None:
+        return inf
+    copied = max(work.m * work.k * DTYPE_BYTES[work.dtype], work.m * work.n * work.out_bytes)
+    return max(work.flops / device.optics.peak_flops, copied / (device.node.copies_gb_s * 1e9)) + KERNEL_FLOOR_S
+
+
 def elementwise_seconds(work: Elementwise, device: Device) -> float:
     """Seconds of memory-bound kernels: bytes over the reachable bandwidth, plus a start per kernel."""
     return work.num_bytes / _memory(device) + work.kernels * KERNEL_FLOOR_S

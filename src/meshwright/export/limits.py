@@ -8,6 +8,7 @@ from types import ModuleType
 from meshwright.export.gap import Gap, Limits
 from meshwright.export.request import ExportRequest
 from meshwright.plan import Experts
+from meshwright.plan.facets.feedback import CHAIN
 from meshwright.plan.facets.layout import DEFAULT_ORDER
 from meshwright.plan.facets.passes import FIXED
 from meshwright.plan.facets.sequence import HANDED, STATIC, SWAPPED
@@ -130,6 +131,14 @@ def own_steps(r: ExportRequest) -> Iterator[Gap]:
             else "its experts are on fixed ranks",
             help="drop passes",
             mend={"passes.policy": FIXED},
+        )
+    if not r.plan.feedback.exact:
+        yield Gap(
+            facet="feedback.way",
+            value=f"feedback={r.plan.feedback.way}",
+            reason="its layers learn by gradients that come back from layer to layer",
+            help="drop feedback",
+            mend={"feedback.way": CHAIN},
         )
     for name, what in OWN_STEPS.items():
         if getattr(r.train, name):

@@ -32,7 +32,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     would be by itself; ``forwards``: passes of each microbatch, where they are what is learnt by; ``offload``: what
     is moved to other tiers of memory, None where all is on the device; ``adversarial``: each microbatch is passed
     twice, and one of the next step as far as its inputs; ``taught``: the layers of the only stage that public text is
-    passed through, with further heads behind the main one, None where there is none. ``params`` are the schedule's,
+    passed through, with further heads behind the main one, None where there is none. ``direct``: the output's error
+    enters every stage's backward, and no gradient comes back from stage to stage. ``params`` are the schedule's,
     besides sizes."""
 
     pp: int
@@ -70,6 +71,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     forwards: int = 0
     offload: Offload | None = None
     taught: Composition | None = None
+    direct: bool = False
     params: tuple[tuple[str, object], ...] = ()
 
     @property
@@ -136,6 +138,7 @@ def facts_of(stages: Stages, params: dict[str, object] | None = None) -> Facts:
         layerwise=stages.train.optimizer in LAYERWISE,
         adversarial=bool(stages.train.adversarial),
         taught=stages.taught,
+        direct=not plan.feedback.exact and not stages.frozen,
         encoded=exchanges
         and not stages.frozen
         and _coded(stages, GRADIENTS)

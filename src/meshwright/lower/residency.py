@@ -9,6 +9,7 @@ from meshwright.graph import GraphBuilder, MemoryEvents
 from meshwright.lower.compute import Compute
 from meshwright.lower.exchange import Reduced
 from meshwright.lower.facts import Facts
+from meshwright.lower.messages import ErrorsArrived
 from meshwright.lower.stages import Stages
 from meshwright.lower.state import gathered_bytes, static_bytes, unscattered_bytes
 from meshwright.lower.taught import predictions_bytes
@@ -28,6 +29,8 @@ LOGITS = "logits"
 #: and its end; logits and their end.
 SAVED, FREED_BY_W, FREED_BY_B, FREED_BY_BW, WORKSPACE, WORKSPACE_END, KEPT_LOGITS, LOGITS_END = range(8)
 NUM_ENTRIES = 8
+#: The output's error, which waits for backwards that it enters.
+ERRORS = "errors of the output"
 #: Activations of one segment on their way: those on the device, and those that the host or its drives keep.
 MOVED = "activations"
 
@@ -35,14 +38,15 @@ MOVED = "activations"
 class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     """Entries that memory events refer to: NUM_ENTRIES of each distinct composition, in blocks of one entry; then the
     whole gradients of some layers as they appear, then as they are scattered; then activations of some layers without
-    logits, as they are saved and as they are freed."""
+    logits, as they are saved and as they are freed; then, where there are any, ``errors`` of a microbatch's output."""
 
     compositions: tuple[Composition, ...] = ()
     gradients: tuple[tuple[Unit, ...], ...] = ()
     segments: tuple[tuple[Unit, ...], ...] = ()
+    errors: bool = False
 
     def __len__(self) -> int:
-        return NUM_ENTRIES * len(self.compositions) + 2 * len(self.gradients) + 2 * len(self.segments)
+        return NUM_ENTRIES * len(self.compositions) + 2 * (len(self.gradients) + len(self.segments) + self.errors)
 
     def bytes_of(self, stages: Stages) -> np.ndarray:
         """Bytes of every entry for one plan, freed ones negative."""
@@ -57,6 +61,10 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
             some = [stages.activations(composition_of(units)) for units in self.segments]
             moved = np.array([a.saved - a.logits for a in some])
             blocks = (*blocks, moved, -moved)
+        if self.errors:
+            c = stages.context()
+            size = np.array([c.shard_tokens * c.hidden * c.element])
+            blocks = (*blocks, size, -size)
         return np.concatenate(blocks)
 
     def of_events(self, stages: Stages, codes: np.ndarray, ranks: np.ndarray) -> np.ndarray:
@@ -91,6 +99,10 @@ class _Codes:
         numbers = [self.segments.setdefault(one, len(self.segments)) for one in units]
         return NUM_ENTRIES * len(self.distinct) + 2 * len(self.gradients) + np.array(numbers, np.int64) + 1
 
+    def of_errors(self) -> int:
+        """The entry of an error as it comes, known once all others are; it goes by the next."""
+        return NUM_ENTRIES * len(self.distinct) + 2 * (len(self.gradients) + len(self.segments)) + 1
+
 
 def add_memory(
     builder: GraphBuilder,
@@ -100,13 +112,14 @@ def add_memory(
     reduced: Reduced,
     tiered: Tiered,
     taught: tuple[list[np.ndarray], list[np.ndarray]] = ([], []),
+    arrived: list[ErrorsArrived] | tuple[ErrorsArrived, ...] = (),
 ) -> Sizes:
     """Add activation and workspace events to every pass; return the entries that they refer to.
 
     A forward allocates what its backward needs. A full backward frees it; a split one frees all but what the
     weight gradient needs, which W frees. Where gradients are scattered after rounds, a round's first weight gradient
     allocates its stage's whole, and every reduction frees the part that it has scattered. `taught` are the forwards and
-    backwards of public text, of every class of slices.
+    backwards of public text, and `arrived` errors of the output, of every class of slices.
     """
     codes, losing = _Codes(facts), np.array(facts.losing)
     rounded = facts.pp > 1 and facts.scatters
@@ -148,7 +161,32 @@ def add_memory(
     _add_taught(builder, codes, np.array([len(facts.compositions)]), *taught)
     for index, one in enumerate(tiered.saved):
         _add_moved(builder, facts, codes, index * facts.pp, one, facts.pp * len(orders))
-    return Sizes(compositions=tuple(codes.distinct), gradients=tuple(codes.gradients), segments=tuple(codes.segments))
+    if facts.direct:
+        for index, one in enumerate(arrived):
+            _add_errors(builder, codes, index * facts.pp, orders[index], computes[index], one)
+    return Sizes(
+        compositions=tuple(codes.distinct),
+        gradients=tuple(codes.gradients),
+        segments=tuple(codes.segments),
+        errors=facts.direct,
+    )
+
+
+def _add_errors(
+    builder: GraphBuilder, codes: _Codes, first: int, actions: Actions, compute: Compute, arrived: ErrorsArrived
+) -> None:
+    """Add the events of the output's error: of the last stage's own rank from its forward on, of another from the
+    message on, until the last backward there that it enters."""
+    entry = codes.of_errors()
+    made = compute.forward[1][-1]
+    builder.memory(made, first + compute.home[-1], True, entry, ERRORS)
+    builder.memory(arrived.task, first + arrived.rank, False, entry, ERRORS)
+    ends = np.append(np.flatnonzero(np.diff(compute.action)), len(compute.action) - 1)  # the last task of each action
+    back = np.flatnonzero(np.isin(actions.kind, (B, BW)))[::-1]
+    where = actions.rank_of()[back].astype(np.int64) * actions.num_microbatches + actions.microbatch[back]
+    _, latest = np.unique(where, return_index=True)
+    chosen = back[latest]
+    builder.memory(compute.task[ends[chosen]], first + actions.rank_of()[chosen], True, -(entry + 1), ERRORS)
 
 
 def _add_taught(
@@ -224,6 +262,16 @@ def perturbation_bytes(plan: Plan, train: Train, hidden: int) -> float:
     return tokens * hidden * (4.0 if (plan.precision.compute or train.dtype) == "fp32" else 2.0)
 
 
+def feedback_bytes(stages: Stages, held: list[int]) -> float:
+    """Bytes of the random matrices that a rank multiplies the output's error by: those of all places that it enters on
+    the rank, or one, with the last stage, whose product all get."""
+    direct, c = stages.plan.feedback.direct, stages.context()
+    assert direct is not None
+    blocks = sum(u.is_block for stage in held for u in stages.compositions[stage].units)
+    count = int(len(stages.compositions) - 1 in held) if direct.shared else direct.points * blocks
+    return count * float(c.hidden) ** 2 * c.element
+
+
 def _static(stages: Stages, held: list[int], each: dict[int, dict[str, float]]) -> dict[str, float]:
     plan = stages.plan
     out: dict[str, float] = dict(tier_bytes(stages, held)[""]) if plan.offload.any else {}
@@ -245,6 +293,8 @@ def _static(stages: Stages, held: list[int], each: dict[int, dict[str, float]]) 
         out["second copy of weights"] = held_bytes / plan.layout.hpz
     if stages.train.adversarial and 0 in held:
         out["perturbation"] = perturbation_bytes(plan, stages.train, stages.model.hidden)
+    if plan.feedback.direct is not None:
+        out["feedback matrices"] = feedback_bytes(stages, held)
     if stages.taught is not None:
         out["predictions"] = float(predictions_bytes(stages))
     if plan.layout.shards_gradients and plan.layout.pp == 1:

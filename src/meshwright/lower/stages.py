@@ -14,6 +14,7 @@ from meshwright import layers, schedules
 from meshwright.layers.kind import Params
 from meshwright.layers.pieces import Context, Piece, fused, keeping
 from meshwright.lower import state
+from meshwright.lower.feedback import answered, entered
 from meshwright.lower.known import Known
 from meshwright.lower.layer import losing, portioned, program
 from meshwright.lower.partition import stage_layers
@@ -23,6 +24,7 @@ from meshwright.lower.program import LayerPass
 from meshwright.lower.state import Activations
 from meshwright.lower.units import NEVER_AGAIN, Composition, Unit, composition_of, unit_of
 from meshwright.plan import Plan, lowered
+from meshwright.plan.facets.feedback import Direct
 from meshwright.plan.slices import on_kind
 from meshwright.spec.architecture import EMBEDDING, HEAD
 from meshwright.spec.ends import Boundary, Contrastive
@@ -197,6 +199,8 @@ class Stages:
                 found = [*found, *own * read(self.plan.sync.policy).further_heads]
             if self.plan.memory.brought == "kept" and kind >= 0:
                 found = keeping(found)
+            if self.direct is not None and kind >= 0:
+                found = entered(found, self.context_of(kind, start), self.direct)
             self.known.pieces[key] = found
         return found
 
@@ -215,7 +219,10 @@ class Stages:
         if found is None:
             overlap, pieces = self.plan.overlap, self.pieces(unit.kind, start, words)
             count = self.num_portions(unit)
-            if count > 1 and unit.is_block and which in ("B", "BW"):
+            if unit.kind == HEAD and self.direct is not None:
+                portions = self.portions(HEAD, count, start) if count > 1 else []
+                entries = answered(pieces, portions, c, self.direct) if which == "F" else []
+            elif count > 1 and unit.is_block and which in ("B", "BW"):
                 entries = portioned(self.portions(unit.kind, count, start, words), which, keys_and_values(pieces))
             elif count > 1 and not unit.is_block and which != "W":
                 later = which == "F" and not self.frozen  # the loss comes with the backward
@@ -224,6 +231,11 @@ class Stages:
                 entries = program(pieces, which, recompute=unit.recompute, overlap=overlap)
             found = known[key] = LayerPass(which, tuple(entries))
         return found
+
+    @property
+    def direct(self) -> Direct | None:
+        """How the output's error enters blocks that are trained; None where gradients come back through them."""
+        return None if self.frozen else self.plan.feedback.direct
 
     def num_portions(self, unit: Unit) -> int:
         """The portions of the sequence in which a layer that is recomputed whole, or the head, is computed."""
@@ -287,6 +299,8 @@ class Stages:
                 found = loss_activations(c, self.portions(unit.kind, count))
             else:
                 found = state.activations(c, whole, unit.recompute)
+            if unit.kind == HEAD and self.direct is not None:  # forward and backward are one pass
+                found = Activations(working=found.saved + found.working)
             self.known.activations[unit] = found
         return found
 

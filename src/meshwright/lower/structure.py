@@ -18,7 +18,7 @@ from meshwright.graph import GraphBuilder, TaskGraph
 from meshwright.lower.compute import Compute, add_compute
 from meshwright.lower.exchange import Reduced, add_exchanges
 from meshwright.lower.facts import Facts
-from meshwright.lower.messages import add_messages
+from meshwright.lower.messages import ErrorsArrived, add_messages
 from meshwright.lower.residency import Sizes, add_memory
 from meshwright.lower.roles import Role, Roles
 from meshwright.lower.rules import broken
@@ -43,6 +43,7 @@ class Draft(msgspec.Struct):
     tiered: Tiered = Tiered()
     public: list[np.ndarray] = []
     lessons: list[np.ndarray] = []
+    arrived: list[ErrorsArrived] = []
     sizes: Sizes = Sizes()
 
 
@@ -81,9 +82,10 @@ def compute(draft: Draft) -> None:
 
 
 def messages(draft: Draft) -> None:
-    """Activations and their gradients between stages."""
+    """Activations and their gradients between stages, or the output's error to all of them."""
     for index, (actions, compute) in enumerate(zip(draft.orders, draft.computes)):
-        add_messages(draft.builder, draft.roles, draft.facts, actions, compute, index)
+        found = add_messages(draft.builder, draft.roles, draft.facts, actions, compute, index)
+        draft.arrived.append(found)
 
 
 def lessons(draft: Draft) -> None:
@@ -114,7 +116,7 @@ def update(draft: Draft) -> None:
 def memory(draft: Draft) -> None:
     """Bytes that every task allocates and frees."""
     taught = draft.public, draft.lessons
-    known = draft.facts, draft.orders, draft.computes, draft.reduced, draft.tiered, taught
+    known = draft.facts, draft.orders, draft.computes, draft.reduced, draft.tiered, taught, draft.arrived
     draft.sizes = add_memory(draft.builder, *known)
 
 

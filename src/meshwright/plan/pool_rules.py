@@ -183,6 +183,9 @@ def _together(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Itera
             said = f"step apart or encode gradients (sync={pool.plan.sync.policy})"
             problem = f"replicas of {pool.name} {said}, and pools step together"
             yield _bad("P045", problem, f"{pool.name}.sync.policy = {pool.plan.sync.policy}", "leave sync= out")
+        if not pool.plan.feedback.exact:
+            problem = f"layers of {pool.name} learn from the output's error, which is sent inside one pool"
+            yield _bad("P045", problem, f"{pool.name}.feedback.way = {pool.plan.feedback.way}", "leave feedback= out")
         if pool.plan.offload.any:
             problem = f"{pool.name} keeps state off its devices, which is worked out for one pool"
             yield _bad("P045", problem, f"{pool.name}.offload", "leave offload= out")

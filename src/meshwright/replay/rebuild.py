@@ -67,6 +67,7 @@ def rebuild(timeline: Timeline, plan: Plan | None = None, tail_s: float = 0.0) -
         tail_s=tail_s,
         blocking=blocking,
         late=frozenset(late),
+        direct=plan is not None and not plan.several and not plan.feedback.exact,
     )
 
 
@@ -82,8 +83,11 @@ def _sends(tasks: list[Task], lanes: list[Lane], plan: Plan | None) -> bool:
             last[letter, lane, task.stage, task.microbatch] = task
         if task.kind == "send" and task.queue in ("pp_forward", "pp_backward"):
             sent["F" if task.queue == "pp_forward" else "B", lane, task.stage, task.microbatch] = task
+    direct = plan is not None and not plan.several and not plan.feedback.exact
+    if direct:
+        _errors(first, last, sent)
     for (letter, lane, stage, microbatch), made_by in last.items():
-        if letter == "W":
+        if letter == "W" or (letter == "B" and direct):
             continue
         send = sent.get((letter, lane, stage, microbatch))
         following = first.get((letter, lane, stage + (1 if letter == "F" else -1), microbatch))
@@ -95,10 +99,34 @@ def _sends(tasks: list[Task], lanes: list[Lane], plan: Plan | None) -> bool:
     if blocking:
         after = _following(tasks)
         for (letter, lane, stage, microbatch), send in sent.items():
-            blocked = after.get(last[letter, lane, stage, microbatch].number)
+            made_by = (
+                _error_of(last, lane, microbatch) if direct and letter == "B" else last[letter, lane, stage, microbatch]
+            )
+            blocked = after.get(made_by.number)
             if blocked is not None:
                 blocked.needs = blocked.needs | {send.number}
     return blocking
+
+
+def _errors(first: dict[tuple, Task], last: dict[tuple, Task], sent: dict[tuple, Task]) -> None:
+    """The output's error: from the last stage's forward, over what was sent to a rank if anything was, to the backwards
+    of all stages there."""
+    brought: dict[tuple, Task] = {}
+    for (letter, lane, stage, microbatch), send in sent.items():
+        entered = first.get((letter, lane, stage - 1, microbatch)) if letter == "B" else None
+        if entered is not None:
+            send.needs = send.needs | {_error_of(last, lane, microbatch).number}
+            brought[lane, microbatch, entered.ranks[0]] = send
+    for (letter, lane, _, microbatch), entered in first.items():
+        if letter == "B":
+            made_by = brought.get((lane, microbatch, entered.ranks[0])) or _error_of(last, lane, microbatch)
+            entered.needs = entered.needs | {made_by.number}
+
+
+def _error_of(last: dict[tuple, Task], lane: Lane, microbatch: int) -> Task:
+    """The last stage's forward of a microbatch."""
+    final = max(stage for letter, _, stage, _ in last if letter == "F")
+    return last["F", lane, final, microbatch]
 
 
 def _at_start(tasks: list[Task], made_by: Task, transfer: Task) -> int:

@@ -100,6 +100,8 @@ def _actions(name: str, pp: int, count: int, had: int, vpp: int | None) -> Actio
 
 
 def _possible(rebuilt: Rebuilt, actions: Actions, old: list[tuple[int, ...]]) -> None:
+    if rebuilt.direct:
+        cannot("the output's error went to all stages at once in it", "trace a plan without feedback=")
     if (max(map(len, old)) > 1) != (max(map(len, actions.stage_ranks)) > 1):
         cannot(
             "the number of ranks that hold a stage changes, and with it an exchange of weights nobody measured",

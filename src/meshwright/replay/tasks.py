@@ -57,7 +57,7 @@ class Rebuilt(msgspec.Struct, frozen=True, kw_only=True):
 
     ``tail_s`` is what the step goes on after its last task. ``blocking``: a rank waits until what it sends is out;
     ``late`` are the ranks that exchange gradients only after their last pass; ``beyond``: parameters are still being
-    gathered when the step is over.
+    gathered when the step is over; ``direct``: the output's error went to all stages in place of gradients.
     """
 
     timeline: Timeline
@@ -68,6 +68,7 @@ class Rebuilt(msgspec.Struct, frozen=True, kw_only=True):
     blocking: bool = False
     late: frozenset[int] = frozenset()
     beyond: bool = False
+    direct: bool = False
 
 
 def tasks_of(timeline: Timeline) -> list[Task]:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from meshwright.plan import Plan
+from meshwright.plan.facets.feedback import CHAIN
 from meshwright.plan.slices import Portions
 from meshwright.run import mesh
 from meshwright.run.data import Batch
@@ -82,7 +83,8 @@ def _compare(world: World, cases: tuple[EqualityCase, ...]) -> list[dict[str, An
     known: dict[tuple, _Seen] = {}
     out = []
     for case in cases:
-        key = (case.model.name, case.train.text(), case.steps, _stored(case))
+        learns = CHAIN if case.plan.several else case.plan.feedback.way
+        key = (case.model.name, case.train.text(), case.steps, _stored(case), learns)
         if key not in known:
             whole = msgspec.structs.replace(case, plan=_alone(case))
             known[key] = _trained(whole, mesh.alone(device=world.device))
@@ -100,6 +102,7 @@ def _alone(case: EqualityCase) -> Plan:
     plan = Plan().on(1)
     return msgspec.structs.replace(
         plan,
+        feedback=(Plan() if case.plan.several else case.plan).feedback,
         pipeline=msgspec.structs.replace(plan.pipeline, microbatch=case.train.global_batch),
         precision=msgspec.structs.replace(plan.precision, params=_stored(case)),
     )

@@ -41,6 +41,8 @@ class BlockModule(nn.Module):
         super().__init__()
         block, prefix = shared.model.block(layer), shared.names.layer.format(layer)
         self.shared, self.layer, self.recompute = shared, layer, recompute
+        #: The place behind attention that the output's error enters, None where it does not.
+        self.entered = None if shared.feedback is None else shared.feedback.entry(layer, 0)
         before, after = _norm_names(shared.names, block)
         self.attention_norm, self.mlp_norm = (self._norm(prefix, name, block) for name in before)
         kind = LatentAttention if block.attention.kv_lora_rank else AttentionModule
@@ -113,6 +115,7 @@ class BlockModule(nn.Module):
                 return self._around(x, p)
         mixed = self.after_attention(self.attention(self.attention_norm(x), p))
         x = x + dropped(self.shared, mixed, p, 2 * self.layer + 1)
+        x = x if self.entered is None else self.entered(x)
         inner = self.mlp_norm(x)
         out = self.after_mlp(self.mlp(inner, p))
         return x + dropped(self.shared, out, p, 2 * self.layer + 2)
@@ -197,6 +200,8 @@ class Stage(nn.Module):
         if last:
             tied = self.embedding if shared.model.tied_embeddings and tied is None else tied
         self.head = head(shared, tied) if last else None
+        #: Places behind layers that the output's error enters.
+        self.entered = [shared.feedback.entry(layer, 1) for layer in layers] if shared.feedback is not None else []
         memory = shared.plan.memory
         for layer in self.layers if memory.portions > 1 else ():
             told(layer, memory.portions if layer.recompute == "full" else 1)
@@ -216,7 +221,8 @@ class Stage(nn.Module):
         if self.order:
             parts = [part for layer in self.layers for part in layer.parts]
             x = through(x, parts, p, self.tp, count=self.order[0], lag=self.order[1])
-        for layer in self.layers if not self.order else ():
+        for place, layer in enumerate(self.layers) if not self.order else ():
             out = layer(x, p)
             x = layer.merge(x, out) if hasattr(layer, "merge") else out  # of several streams one has changed
+            x = self.entered[place](x) if self.entered else x
         return x

@@ -1,6 +1,6 @@
-"""The parts of a decoder transformer, built from the :class:`~meshwright.spec.model.Model` that ``predict`` reads, for
-one rank of a plan: embedding and head, RMSNorm or LayerNorm, gated or plain MLPs, and what all of them share.
-Attention is in :mod:`.self_attention` and :mod:`.latent`, mixtures of experts are in :mod:`.moe`.
+"""The parts of a decoder transformer for one rank of a plan, built from the :class:`~meshwright.spec.model.Model`:
+embedding and head, RMSNorm or LayerNorm, gated or plain MLPs, and what all share. Attention is in
+:mod:`.self_attention` and :mod:`.latent`, mixtures of experts are in :mod:`.moe`.
 
 Inside, hidden states are [tokens of the sequence on this rank, batch, hidden]: first the context-parallel part of the
 sequence, then, under sequence parallelism and outside tensor-parallel regions, a shard of it.
@@ -20,6 +20,7 @@ from meshwright.run.activation import activate
 from meshwright.run.collect import copy_to, gather_dim, scatter_dim, sum_over
 from meshwright.run.compiled import compiled, layer_normed, rms_normed
 from meshwright.run.dropout import dropout
+from meshwright.run.feedback import DirectFeedback
 from meshwright.run.linear import column_parallel, matmul, row_parallel
 from meshwright.run.lora.adapters import Adapted, adapters_of, products
 from meshwright.run.lora.base import PackedMatrix, times
@@ -91,11 +92,11 @@ class Lowering:
 
 
 class Shared(NamedTuple):
-    """The arguments with which all modules of a rank are built. ``apart``: sums over tensor-parallel ranks are made by
-    who runs the modules (:mod:`meshwright.run.overlapped`), which take and give this rank's part. ``node_ranks`` are
-    the devices of a node that the plan is for, 0 where all are on one. ``low``: the format that operands of the layers'
-    products are rounded to (:mod:`.fp8`), "" for none; ``lowering``: some of the layers' that are cast for it
-    alone, and the ``layer`` whose modules are built."""
+    """The arguments of all modules of a rank. ``apart``: sums over tensor-parallel ranks are made by who runs the
+    modules (:mod:`meshwright.run.overlapped`), which take and give this rank's part. ``node_ranks`` are the devices of
+    a node that the plan is for, 0 where all are on one. ``low``: the format that operands of the layers' products are
+    rounded to (:mod:`.fp8`), "" for none; ``lowering``: some of the layers' that are cast for it alone, and the
+    ``layer`` whose modules are built. ``feedback``: how the output's error enters blocks, if it does."""
 
     model: Model
     plan: Plan
@@ -111,6 +112,7 @@ class Shared(NamedTuple):
     low: str = ""
     lowering: Lowering | None = None
     layer: int = -1
+    feedback: DirectFeedback | None = None
 
     def low_of(self, word: str) -> str:
         """The format that operands of an operator of the layer are rounded to, "" for none."""
@@ -437,12 +439,4 @@ class HeadModule(nn.Module):
         return cross_entropy(self.logits(x), p.targets.T, self.first, self.shared.tp) * p.scale
 
 
-__all__ = [
-    "EmbeddingModule",
-    "HeadModule",
-    "Mlp",
-    "Norm",
-    "Pass",
-    "RowLinear",
-    "Shared",
-]
+__all__ = ["EmbeddingModule", "HeadModule", "Mlp", "Norm", "Pass", "RowLinear", "Shared"]

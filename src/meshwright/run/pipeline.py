@@ -3,7 +3,8 @@
 The order is :class:`~meshwright.schedules.actions.Actions`, as ``lower`` reads it: nothing about a schedule is written
 here. Messages between ranks go in the order their sender makes them, one channel per direction and way of the pipeline,
 so both ends know it and no tags are needed; a receive is posted ahead of its need. A stage of a bidirectional schedule
-lives on two ranks, and each microbatch knows its own.
+lives on two ranks, and each microbatch knows its own. Where the output's error enters every stage's backward
+(:mod:`meshwright.run.feedback`), it is what ranks get in place of gradients, once a microbatch.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ import torch
 import torch.distributed as dist
 
 from meshwright.run.connect import Edge
+from meshwright.run.feedback import DirectFeedback, answered
 from meshwright.run.linear import deferring, run_deferred
 from meshwright.run.mesh import ProcessMesh
 from meshwright.run.model import Stage
 from meshwright.run.parts import Pass
 from meshwright.run.record import recorder
 from meshwright.schedules.actions import BW, Actions, B, F, W
+from meshwright.schedules.errors_out import error_messages
 
 KINDS = ("F", "B", "W", "BW")
 #: Receives posted ahead of the one that is needed, per channel. A GPU loads a kernel when it is first used, and may
@@ -94,12 +97,15 @@ class RankPipeline:
         before: Linked | None = None,
         after: Linked | None = None,
         frozen: bool = False,
+        feedback: DirectFeedback | None = None,
     ):
         """`stages` are those this rank holds, by number; `message` makes an empty buffer of what flows between
         stages; `due` bool [actions] are the passes after which gradients are reduced, and `final` is told the stage
         before each. Where this is one of several pools, its first stage takes what the link `before` it brings and its
-        last stage gives to the one `after` it; of a `frozen` one there are forwards alone."""
+        last stage gives to the one `after` it; of a `frozen` one there are forwards alone. `feedback`: the output's
+        error enters backwards."""
         self.before, self.after, self.frozen = before, after, frozen
+        self.feedback = None if frozen else feedback
         self.actions, self.mesh, self.stages = actions, mesh, stages
         self.message, self.blocking_sends, self.final = message, blocking_sends, final
         self.group = mesh["pp"]
@@ -109,6 +115,9 @@ class RankPipeline:
         self.program = list(zip(*(c[part].tolist() for c in (actions.kind, actions.stage, actions.microbatch))))
         self.due = due[part].tolist()
         self.home = self._homes()
+        #: Errors that this rank sends, (rank, stage) by microbatch, and gets: the stage that each says it is for.
+        self.told: dict[int, list[tuple[int, int]]] = {}
+        self.brought: dict[int, tuple[int, int]] = {}
         self.incoming = self._channels(me)
         self.works: deque[tuple[dist.Work, torch.Tensor]] = deque()
         #: Whether a step was done: its kernels are loaded.
@@ -126,6 +135,9 @@ class RankPipeline:
         actions, rank = self.actions, self.actions.rank_of()
         out = {}
         for forward, kinds, ahead in ((True, (F,), 1), (False, (B, BW), -1)):
+            if not forward and self.feedback is not None:
+                out |= self._error_channels(me)
+                continue
             chosen = np.flatnonzero(np.isin(actions.kind, kinds))
             orders: dict[int, list[Key]] = {}
             for stage, microbatch, source in zip(
@@ -137,6 +149,20 @@ class RankPipeline:
             for source, order in orders.items():
                 handle = self._handle(forward, source, me)
                 out[forward, source] = Channel(order, self.group.ranks[source], handle, lambda _: self.message())
+        return out
+
+    def _error_channels(self, me: int) -> dict[tuple[bool, int], Channel]:
+        orders: dict[int, list[Key]] = {}
+        for microbatch, source, target, stage in zip(*(c.tolist() for c in error_messages(self.actions, self.home))):
+            if source == me:
+                self.told.setdefault(microbatch, []).append((target, stage))
+            elif target == me:
+                self.brought[microbatch] = source, stage
+                orders.setdefault(source, []).append((stage, microbatch))
+        out = {}
+        for source, order in orders.items():
+            handle = self._handle(False, source, me)
+            out[False, source] = Channel(order, self.group.ranks[source], handle, lambda _: self.message())
         return out
 
     def _handle(self, forward: bool, source: int, target: int) -> dist.ProcessGroup:
@@ -153,8 +179,11 @@ class RankPipeline:
         leaving = set()
         for kind, stage, microbatch in self.program:
             target = stage + (1 if kind == F else -1)
+            if self.feedback is not None and kind != F:
+                continue
             if kind != W and 0 <= target <= self.last and (home := int(self.home[target, microbatch])) != me:
                 leaving.add((kind == F, me, home))
+        leaving |= {(False, me, target) for some in self.told.values() for target, _ in some}
         return [
             Edge(self._way(*edge), ranks[edge[1]], ranks[edge[2]], self._handle(*edge)) for edge in arriving | leaving
         ]
@@ -166,6 +195,7 @@ class RankPipeline:
         self.saved: dict[Key, tuple[torch.Tensor | None, torch.Tensor]] = {}
         self.queues: dict[Key, deque] = {}
         self.local: dict[tuple[bool, int, int], torch.Tensor] = {}
+        self.errors: dict[int, torch.Tensor] = {}
         links = [link for link in (self.before, self.after) if link is not None]
         loads = self.mesh.device.type == "cuda" and (not self.warm or passes[0].documents is not None)
         self.warm = True
@@ -199,6 +229,8 @@ class RankPipeline:
         if kind == W:
             return None
         forward = kind == F
+        if not forward and self.feedback is not None:
+            return self._error(microbatch)
         if stage == (0 if forward else self.last):
             link = self.before if forward else self.after
             return None if link is None else link.receive(microbatch)
@@ -210,12 +242,33 @@ class RankPipeline:
         with recorder().span("send", queue, stage=sender, microbatch=microbatch, group=ends):
             return self.incoming[forward, source].receive((stage, microbatch))
 
+    def _error(self, microbatch: int) -> torch.Tensor:
+        """The output's error of a microbatch, waited for by the first of this rank's stages that it enters."""
+        if microbatch not in self.errors:
+            source, stage = self.brought[microbatch]
+            ends = self.group.ranks[source], self.group.ranks[self.group.index]
+            with recorder().span("send", "pp_backward", stage=stage + 1, microbatch=microbatch, group=ends):
+                self.errors[microbatch] = self.incoming[False, source].receive((stage, microbatch))
+        return self.errors[microbatch]
+
+    def _ended(self, feedback: DirectFeedback, stage: int, p: Pass, out: torch.Tensor, microbatch: int) -> torch.Tensor:
+        """The loss of the last stage's hidden states, whose error is sent to who needs it."""
+        loss, gradient = answered(self.stages[stage].head, out, p)
+        error = self.errors[microbatch] = feedback.sent(gradient)
+        for target, entered in self.told.get(microbatch, ()):
+            self._send(False, entered + 1, microbatch, target, error)
+        return loss
+
     def _act(self, kind: int, stage: int, microbatch: int, arrived: torch.Tensor | None, p: Pass):
         key = (stage, microbatch)
         if kind == F:
             if self.frozen:
                 with torch.no_grad():
                     return self.stages[stage](arrived, p)
+            if self.feedback is not None:
+                self.saved[key] = (None, self.stages[stage].hidden(arrived, p))
+                out = self.saved[key][1]
+                return self._ended(self.feedback, stage, p, out, microbatch) if stage == self.last else out
             if arrived is not None:
                 arrived = arrived.detach().requires_grad_()
             out = self.stages[stage](arrived, p)
@@ -225,6 +278,13 @@ class RankPipeline:
             run_deferred(self.queues.pop(key))
             return None
         entered, out = self.saved.pop(key)
+        if self.feedback is not None:
+            self.feedback.error = arrived
+            if not any((other, microbatch) in self.saved for other in self.stages):
+                del self.errors[microbatch]
+            if not out.requires_grad:  # a stage of no layer
+                self.queues[key] = deque()
+                return None
         if kind == B:
             self.queues[key] = deque()
             with deferring(self.queues[key]):
@@ -245,6 +305,10 @@ class RankPipeline:
         if rank == self.group.index:
             self.local[forward, target, microbatch] = made
             return
+        self._send(forward, stage, microbatch, rank, made)
+
+    def _send(self, forward: bool, stage: int, microbatch: int, rank: int, made: torch.Tensor) -> None:
+        """Send what a stage has made to another rank."""
         token = recorder().start("send", "pp_forward" if forward else "pp_backward", stage=stage, microbatch=microbatch)
         made = made.contiguous()
         handle = self._handle(forward, self.group.index, rank)

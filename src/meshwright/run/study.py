@@ -26,7 +26,7 @@ from meshwright.run.metrics import METRICS
 from meshwright.run.settings import Settings
 from meshwright.spec.architecture import Model
 from meshwright.spec.workload import Train
-from meshwright.sync.losses import TrainedLoss, rated, workload
+from meshwright.sync.losses import TrainedLoss, rated, sync_of, words_of, workload
 from meshwright.sync.policy import read
 from meshwright.sync.record import USUAL
 from meshwright.world.crowd import Crowd
@@ -42,10 +42,10 @@ DIVERGED = "L004"
 
 
 class Study(msgspec.Struct, frozen=True, kw_only=True):
-    """Policies to train for each number of ``steps``, and the usual one for those of the ``ladder`` besides, so that a
-    loss can be read as tokens. A policy may say a learning rate of its own behind an @, as ``dist-lion@3e-4``, and is
-    trained with the optimizer that it is of, if it is of one. ``warmup`` is a share of a run's steps; the rate then
-    falls along a cosine to a tenth.
+    """Policies to train, or ways of feedback under the usual one, for each number of ``steps``, and the usual one for
+    those of the ``ladder`` besides, so that a loss can be read as tokens. A policy may say a learning rate of its own
+    behind an @, as ``dist-lion@3e-4``, and is trained with the optimizer that it is of, if it is of one. ``warmup`` is
+    a share of a run's steps; the rate then falls along a cosine to a tenth.
     ``corpus`` is the folder of the tokenised text, ``text`` what was said of it, ``digest`` its contents'."""
 
     model: Model
@@ -64,7 +64,7 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
 
     def plan(self, policy: str) -> Plan:
         """The plan of a run: one replica a process."""
-        return parse(f"dp{self.replicas} mb{self.train.global_batch // self.replicas} sync={rated(policy)[0]}")
+        return parse(f"dp{self.replicas} mb{self.train.global_batch // self.replicas} {words_of(policy)}")
 
     def workload(self, policy: str) -> Train:
         """The workload of a run: with the optimizer that the policy is of."""
@@ -73,7 +73,7 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def judged_from(self) -> int:
         """The first tokens of sequences that no policy is judged by, as some route by them."""
-        paths = (read(rated(policy)[0]).paths for policy in self.policies)
+        paths = (read(sync_of(policy)).paths for policy in self.policies)
         return max((one.prefix for one in paths if one is not None), default=0)
 
     def same(self) -> dict[str, Any]:
@@ -263,12 +263,12 @@ def ring(kind: str, ranks: int, num_bytes: float) -> float:
 
 def policies_that_grow(policies: tuple[str, ...]) -> list[str]:
     """Policies whose rounds grow as a learning rate of their own falls."""
-    return [policy for policy in policies if read(rated(policy)[0]).growth is not None]
+    return [policy for policy in policies if read(sync_of(policy)).growth is not None]
 
 
 def unjoined(policies: tuple[str, ...], steps: tuple[int, ...]) -> list[tuple[str, int, int]]:
     """Policies whose rounds do not end with the last step: (policy, steps of a round, steps)."""
-    when = {policy: read(rated(policy)[0]).when for policy in policies}
+    when = {policy: read(sync_of(policy)).when for policy in policies}
     return [(policy, every, count) for policy, every in when.items() for count in steps if count % every]
 
 

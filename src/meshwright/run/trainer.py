@@ -29,6 +29,7 @@ from meshwright.run.connect import connect
 from meshwright.run.curvature import curvature_of
 from meshwright.run.data import Batch
 from meshwright.run.exchanges import Types, begin_alike, built, exchanges_of, fragments_of, parts_of
+from meshwright.run.feedback import DirectFeedback
 from meshwright.run.groups import GroupRow, GroupRows, round_passes
 from meshwright.run.helper import Helper
 from meshwright.run.hot import HotChoice
@@ -122,7 +123,11 @@ class Trainer:
             train=train,
             node_ranks=settings.node_ranks,
             low=low,
+            feedback=DirectFeedback.of(
+                plan, model.hidden, settings.seed, torch.empty(0, dtype=types.compute, device=mesh.device)
+            ),
         )
+        self.feedback = shared.feedback
         actions = own.actions
         self.stages = built(shared, actions, own.layers)
         self.routers = routers(self.stages)
@@ -222,6 +227,7 @@ class Trainer:
             before=before,
             after=after,
             frozen=self.place.frozen or self.projected is not None or judged,
+            feedback=self.feedback,
         )
 
     def _links(self, **said: bool) -> tuple[Link | None, Link | None]:

@@ -28,6 +28,7 @@ from meshwright.search.interrupt import stopping
 from meshwright.search.misses import near_misses
 from meshwright.search.ranking import ranked
 from meshwright.search.recommend import recommended
+from meshwright.search.restrict import fed
 from meshwright.search.space import Space, default
 from meshwright.search.store import Store
 from meshwright.search.walk import Stopped, Tried, Walk, Wanted
@@ -101,6 +102,7 @@ def find(
         message = "a search does not choose among plans whose first layers are frozen: its bounds are of a step without"
         help = "leave fill_layers= out, and predict the plans found with it"
         raise MeshwrightError.one("R002", message, place="--fix fill_layers", help=help)
+    space = fed(space)
     evaluator = Evaluator(model, cluster, train, costs, kernels)
     engines = demands.engines or demands.others
     runnable = Runnable(demands.engines) if demands.engines else None

@@ -42,6 +42,10 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True):
     stage_ranks: tuple[tuple[int, ...], ...]
     timed: int = 1
 
+    def timeless(self) -> Paths:
+        """Return the rows without those of typical times."""
+        return msgspec.structs.replace(self, passes=self.passes[self.timed :], sends=self.sends[self.timed :], timed=0)
+
     def of_any_order(self) -> Paths:
         """Return the rows that hold whatever order the ranks choose: their work and the chains to it, with one
         activation in flight."""
@@ -113,7 +117,8 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
 class Work(msgspec.Struct, frozen=True, kw_only=True):
     """The work of the ranks of P schedules, counted without building them, in R rows.
 
-    A row is one rank's passes, and the forwards and whole backwards of the stages before its first. ``units`` [3 U, R]:
+    A row is one rank's passes, and the forwards and, where gradients go from stage to stage, whole backwards of the
+    stages before its first. ``units`` [3 U, R]:
     how often a row goes through F, BW and any backward of each unit; ``passes`` [R]; ``first`` [P] as in
     :class:`Rows`."""
 
@@ -122,8 +127,9 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     first: np.ndarray
 
     @classmethod
-    def of(cls, shapes: Iterable[tuple[Family, int, int, np.ndarray]], count: int) -> Work:
-        """Schedules as (family, ranks, chunks, units [S, U] of the stages) under `count` microbatches."""
+    def of(cls, shapes: Iterable[tuple[Family, int, int, np.ndarray]], count: int, *, chain: bool = True) -> Work:
+        """Schedules as (family, ranks, chunks, units [S, U] of the stages) under `count` microbatches; without a
+        `chain` no backward waits for another stage's."""
         columns = []
         for family, num_ranks, vpp, units in shapes:
             ranks = family.rank_of_stage(num_ranks, vpp)
@@ -133,7 +139,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
             held = np.array(ranks) == np.arange(num_ranks)[:, None]  # [ranks, S]
             before = np.arange(len(ranks)) < held.argmax(axis=1)[:, None]
             forward = count * held + before
-            back = count * held if family.splits_backward else forward
+            back = count * held if family.splits_backward or not chain else forward
             nothing = np.zeros((num_ranks, units.shape[1]))
             ways = (nothing, back @ units) if family.splits_backward else (back @ units, nothing)
             passes = (forward + back).sum(axis=1)[:, None]
@@ -158,24 +164,34 @@ def undominated(rows: np.ndarray) -> np.ndarray:
     return rows[~(no_more & ~equal_first).any(axis=1)]
 
 
-def paths(actions: Actions, forward: np.ndarray, backward: np.ndarray, weight: np.ndarray, send: float) -> Paths:
-    """The rows of a schedule under typical seconds of each stage [S]; `backward` is the input gradient's."""
+def paths(
+    actions: Actions,
+    forward: np.ndarray,
+    backward: np.ndarray,
+    weight: np.ndarray,
+    send: float,
+    *,
+    chain: bool = True,
+) -> Paths:
+    """The rows of a schedule under typical seconds of each stage [S]; `backward` is the input gradient's. Without a
+    `chain` no backward waits for another stage's."""
     split = bool(np.any(actions.kind == W))
     start, end = in_order_times(actions, forward, backward, weight, send)
     longest, sent = _longest(actions, start, end, send)
     held = np.zeros((actions.num_ranks, actions.num_stages))
     for stage, ranks in enumerate(actions.stage_ranks):
         held[list(ranks), stage] = 1.0
-    work, chain = _work(actions, held, split)
-    return Paths(
+    work, crossed = _work(actions, held, split or not chain)
+    found = Paths(
         passes=np.concatenate([longest[None], work]),
-        sends=np.concatenate([[sent], chain]),
+        sends=np.concatenate([[sent], crossed]),
         in_flight=np.array([peak_in_flight(actions, share) for share in (KEPT if split else KEPT[:1])]),
         held=held,
         split=split,
         rounds=_rounds(actions),
         stage_ranks=actions.stage_ranks,
     )
+    return found if chain else found.timeless()
 
 
 def _rounds(actions: Actions) -> np.ndarray:
@@ -185,8 +201,9 @@ def _rounds(actions: Actions) -> np.ndarray:
     return np.bincount(where, minlength=shape[0] * shape[1]).reshape(shape).astype(float)
 
 
-def _work(actions: Actions, held: np.ndarray, split: bool) -> tuple[np.ndarray, np.ndarray]:
-    """For every rank: forwards down to its first stage, its own actions, full backwards up from it."""
+def _work(actions: Actions, held: np.ndarray, there: bool) -> tuple[np.ndarray, np.ndarray]:
+    """For every rank: forwards down to its first stage, its own actions, full backwards up from it unless only the way
+    `there` is known to be waited for."""
     num_ranks, num_stages = held.shape
     rank = actions.rank_of()
     kind = np.where(actions.kind == BW, B, actions.kind)
@@ -199,9 +216,9 @@ def _work(actions: Actions, held: np.ndarray, split: bool) -> tuple[np.ndarray, 
     owners = np.array([ranks[0] for ranks in actions.stage_ranks])
     crossings = np.append(0, np.cumsum(owners[1:] != owners[:-1]))[first]
     rows[:, F] += before
-    if not split:
+    if not there:
         rows[:, B] += before
-    return rows, crossings * (1.0 if split else 2.0)
+    return rows, crossings * (1.0 if there else 2.0)
 
 
 def _longest(actions: Actions, start: np.ndarray, end: np.ndarray, lag: float) -> tuple[np.ndarray, int]:

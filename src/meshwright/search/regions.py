@@ -35,7 +35,9 @@ USUAL = Inner()
 class Regions:
     """Columns of the regions of one question."""
 
-    def __init__(self, evaluator: Evaluator):
+    def __init__(self, evaluator: Evaluator, *, chain: bool = True):
+        """`chain`: in all plans gradients go from stage to stage."""
+        self.chain = chain
         self.evaluator, self.layers = evaluator, evaluator.layers
         self.model, self.cluster, self.train = evaluator.model, evaluator.cluster, evaluator.train
         self.glances, self.exchanges = Glances(evaluator), Exchanges(evaluator)
@@ -226,7 +228,7 @@ class Regions:
             f, _, b, w = self.stage_seconds(core, piped, costs, [typical], devices, actions.stage_ranks).min(axis=0)[
                 :, 0
             ]
-            found = paths(actions, f, b, w, float(costs.send[typical]))
+            found = paths(actions, f, b, w, float(costs.send[typical]), chain=self.chain)
             if takes_times(plan_of(core, USUAL, piped, WHOLE)):
                 found = found.of_any_order()
             self._paths[key] = found
@@ -244,7 +246,7 @@ class Regions:
             shapes = [
                 (schedules.get(p.schedule), core.pp, p.vpp, self.counts(core.pp * p.vpp, p.stages)) for p in pipelines
             ]
-            found = self._rows[key] = Work.of(shapes, count)
+            found = self._rows[key] = Work.of(shapes, count, chain=self.chain)
         return found
 
     def rows(self, core: Core, pipelines: tuple[Piped, ...], costs: CoreColumns) -> Rows | None:
@@ -284,7 +286,7 @@ class Regions:
     def makespan(self, core: Core, inner: Inner, piped: Piped, costs: CoreColumns, a: int) -> float:
         """Seconds of the pipelines alone under one inner part's own times, -inf where stages or order are not known."""
         piped = concrete(core, inner, piped, self.evaluator)
-        if takes_times(plan_of(core, USUAL, piped, WHOLE)):
+        if takes_times(plan_of(core, USUAL, piped, WHOLE)) or not self.chain:
             return -np.inf
         if self.alike:
             return self._makespan(core, piped, costs, a, self.train.global_batch // (core.dp * core.mb), ())

@@ -13,10 +13,26 @@ from typing import Any
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
 from meshwright.plan.facet import Form, count
 from meshwright.plan.facets import fields
+from meshwright.plan.facets.feedback import CHAIN
 from meshwright.plan.facets.overlap import AS_DECIDED
 from meshwright.search.space import DEVICES, FACETS, Space
 
 _WORD = re.compile(r"\s*([a-z_]+)\s*(<=|>=|=)\s*(.+?)\s*", re.IGNORECASE)
+
+
+def fed(space: Space) -> Space:
+    """Return the space without what does not go with its way of feedback.
+
+    Raises:
+        MeshwrightError: R002 for several ways, which are different models of what layers learn.
+    """
+    ways = {*(space["feedback"] or ())}
+    if ways <= {CHAIN}:
+        return space
+    if len(ways) > 1:
+        message = f"a search lays plans beside each other that learn alike, and {', '.join(sorted(ways))} do not"
+        raise MeshwrightError.one("R002", message, place="--allow feedback", help="say one of them: --fix feedback=dfa")
+    return space.with_domain("zero", tuple(zero for zero in space["zero"] or (0, 1) if zero < 2))
 
 
 def restricted(

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from meshwright.plan import Plan
+from meshwright.plan.facets.feedback import CHAIN
 from meshwright.search.bounds import CoreScope
 from meshwright.search.engines import Runnable
 from meshwright.search.evaluate import Evaluated, Evaluator
@@ -136,7 +137,7 @@ class Walk(ShownWalk):
     @cached_property
     def regions(self) -> Regions:
         """Intermediate results that the bounds of regions share, kept from region to region."""
-        return Regions(self.evaluator)
+        return Regions(self.evaluator, chain={*(self.space["feedback"] or ())} <= {CHAIN})
 
     @cached_property
     def cores(self) -> list[Core]:

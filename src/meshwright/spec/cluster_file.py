@@ -14,7 +14,7 @@ from meshwright.errors import Diagnostic, MeshwrightError, nearest
 from meshwright.spec.cluster_check import findings, limits, not_whole_nodes
 from meshwright.spec.cluster_names import NodeType
 from meshwright.spec.cluster_tree import Cluster, Island
-from meshwright.spec.hardware import Device, Efficiency, Level, Near, Node
+from meshwright.spec.hardware import Device, Efficiency, Level, Near, Node, Optics
 from meshwright.spec.toml_text import dumps
 from meshwright.spec.wiring import Wiring
 
@@ -25,6 +25,7 @@ NESTED = {
     (Device, "levels"): Level,
     (Device, "efficiency"): Efficiency,
     (Device, "near"): Near,
+    (Device, "optics"): Optics,
     (NodeType, "node"): Node,
     (NodeType, "levels"): Level,
     (Cluster, "islands"): Island,

@@ -16,10 +16,22 @@ from meshwright.errors import Diagnostic, nearest
 from meshwright.spec import cluster_tiers
 from meshwright.spec import wired_words as wired
 from meshwright.spec.cluster_tiers import Tiers
-from meshwright.spec.hardware import Device, Level, Near, Node
+from meshwright.spec.hardware import Device, Level, Near, Node, Optics
 from meshwright.spec.links import LinkKind, by_word, networks
 
-KEYS = ("nodes", "gpus", "device", "nvlink", "nic", "nics", "meet", "near", *wired.KEYS, *cluster_tiers.EXAMPLES)
+KEYS = (
+    "nodes",
+    "gpus",
+    "device",
+    "nvlink",
+    "nic",
+    "nics",
+    "meet",
+    "near",
+    "optics",
+    *wired.KEYS,
+    *cluster_tiers.EXAMPLES,
+)
 ALIASES = {"gpus_per_node": "gpus", "devices": "gpus", "net": "nic", "network": "nic", "gpu": "device"}
 INSIDE = ("nvlink", "nvswitch", "nonvlink", "pcie")
 #: Largest number that any of the words takes: above, a slip of the keyboard.
@@ -31,6 +43,11 @@ SHARED, TRIGGERS = "shared_ports", "triggers"
 PORTS = re.compile(r"(\d+)\s*x\s*(\w[\w-]*)")
 #: Bandwidth in GB/s and peak in TFLOP/s of a processor near memory: ``13000:100``.
 NEAR = re.compile(r"(\d{1,7}(?:\.\d{1,4})?):(\d{1,6}(?:\.\d{1,4})?)")
+#: Keys of a second processor of each device, each with what its two numbers are and such words.
+SECOND = {
+    "near": ("bandwidth in GB/s and peak in TFLOP/s of a processor near each device's memory", "near=13000:100"),
+    "optics": ("rate in 1e12 operations/s and power in W of a processor of light", "optics=1500:30"),
+}
 #: How far above a port's rate a number or a NIC may lie: datasheets round.
 ROUNDED = 1.05
 
@@ -46,6 +63,7 @@ class Words(msgspec.Struct, frozen=True, kw_only=True):
         nic, nics: the network, by the word used, and its ports in a node.
         meet: the network on which this island meets others, where that is not its own.
         near: memory bandwidth in GB/s and peak in TFLOP/s of a processor near each device's memory.
+        optics: rate in 1e12 operations/s and power in W of a processor of light beside each device.
         shared: exchanges that are under way at once share a port.
         triggers: memory starts the exchange of what a kernel has finished, and sums what arrives.
         wired: what is said of the network's switches.
@@ -61,6 +79,7 @@ class Words(msgspec.Struct, frozen=True, kw_only=True):
     nics: int | None = None
     meet: str = ""
     near: tuple[float, float] | None = None
+    optics: tuple[float, float] | None = None
     shared: bool = False
     triggers: bool = False
     wired: wired.SwitchWords = wired.SwitchWords()
@@ -75,11 +94,15 @@ class Words(msgspec.Struct, frozen=True, kw_only=True):
         """The device with what the words say of it."""
         if self.triggers:
             device = msgspec.structs.replace(device, triggers=True)
-        if self.near is None:
-            return device
-        rate, peak = self.near
-        peaks = dict.fromkeys(("bf16", "fp16"), peak * 1e12)
-        return device.beside(Near(memory_gb_s=rate, peak_flops=peaks, source=f"said: near={rate:g}:{peak:g}"))
+        if self.near is not None:
+            rate, peak = self.near
+            peaks = dict.fromkeys(("bf16", "fp16"), peak * 1e12)
+            device = device.beside(Near(memory_gb_s=rate, peak_flops=peaks, source=f"said: near={rate:g}:{peak:g}"))
+        if self.optics is not None:
+            rate, watts = self.optics
+            said = f"said: optics={rate:g}:{watts:g}"
+            device = device.lit(Optics(peak_flops=rate * 1e12, power_w=watts, source=said))
+        return device
 
     def text(self) -> str:
         """The words after the count, each behind a comma, as :func:`read` takes them."""
@@ -90,6 +113,7 @@ class Words(msgspec.Struct, frozen=True, kw_only=True):
         said += [f"nics={self.nics}"] if self.nics is not None else []
         said += [f"meet={self.meet}"] if self.meet else []
         said += [f"near={self.near[0]:g}:{self.near[1]:g}"] if self.near is not None else []
+        said += [f"optics={self.optics[0]:g}:{self.optics[1]:g}"] if self.optics is not None else []
         said += [SHARED] if self.shared else []
         said += [TRIGGERS] if self.triggers else []
         said += self.wired.words()
@@ -164,13 +188,12 @@ def _meanings(word: str, place: str, wrong: list[Diagnostic]) -> Iterator[tuple[
             yield key, value, word
         else:
             wrong.append(bad("C014", "device= names nothing", place, "device=a100; meshwright catalog devices"))
-    elif key == "near":
-        said = NEAR.fullmatch(value)
+    elif key in SECOND:
+        said, (what, example) = NEAR.fullmatch(value), SECOND[key]
         if said is not None and 0 < float(said[1]) <= 1e6 and 0 < float(said[2]) <= 1e5:
             yield key, (float(said[1]), float(said[2])), word
         else:
-            what = "is no bandwidth in GB/s and peak in TFLOP/s of a processor near each device's memory"
-            wrong.append(bad("C014", f"{word} {what}", place, "such as near=13000:100"))
+            wrong.append(bad("C014", f"{word} is no {what}", place, f"such as {example}"))
     elif key in wired.KEYS:
         field, read, help = wired.meaning(key, value)
         if help:

@@ -190,8 +190,18 @@ class Near(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     source: str = ""
 
 
-#: What stands in the name of a device before the rates of a processor near its memory: prices are kept by name.
-NEAR = "+near"
+class Optics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A processor of light beside a device, on the host's PCI Express: it multiplies by random matrices that never
+    change, `peak_flops` operations a second, and draws `power_w` (Launay et al. 2012.06373)."""
+
+    peak_flops: float
+    power_w: float = 0.0
+    source: str = ""
+
+
+#: What stands in the name of a device before the rates of a processor near its memory, or of one of light: prices are
+#: kept by name.
+NEAR, OPTICS = "+near", "+optics"
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -226,6 +236,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             2022, arXiv 2208.11035).
         framework: the framework profile that is meant when a prediction names none.
         near: the processor beside its memory, if it has one: products and attention run where they take less time.
+        optics: the processor of light beside it, if it has one: projections by fixed random matrices run where they
+            take less time.
         node, levels: the standard node and the standard tree around it, used when a cluster is only a count.
     """
 
@@ -260,11 +272,19 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     speed_spread: float = 0.015
     framework: str = ""
     near: Near | None = None
+    optics: Optics | None = None
 
     @property
     def alone(self) -> Device:
-        """The device without the processor near its memory."""
-        return msgspec.structs.replace(self, name=self.name.partition(NEAR)[0], near=None)
+        """The device without the processors near its memory and of light."""
+        name = self.name.partition(OPTICS)[0].partition(NEAR)[0]
+        return msgspec.structs.replace(self, name=name, near=None, optics=None)
+
+    def lit(self, optics: Optics) -> Device:
+        """The device with a processor of light."""
+        rates = f"{optics.peak_flops / 1e12:g}:{optics.power_w:g}"
+        title = f"{self.title} with a processor of light"
+        return msgspec.structs.replace(self, name=f"{self.name}{OPTICS}{rates}", title=title, optics=optics)
 
     def beside(self, near: Near) -> Device:
         """The device with a processor near its memory."""

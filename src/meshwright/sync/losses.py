@@ -1,4 +1,5 @@
-"""Losses that sync policies reached at equal tokens: one row a run, and each policy beside the one of every step."""
+"""Losses that sync policies, or ways of feedback, reached at equal tokens: one row a run, and each policy beside the
+one of every step."""
 
 from __future__ import annotations
 
@@ -12,11 +13,14 @@ from meshwright.spec.workload import Train
 from meshwright.sync.policy import read
 from meshwright.sync.record import USUAL
 
+#: How words begin that say what layers learn from, in place of a sync policy.
+FEEDBACK = "feedback="
+
 
 class TrainedLoss(msgspec.Struct, frozen=True, kw_only=True):
-    """One run: its ``policy`` as words of a plan, seed and steps, the tokens it trained on, and its mean loss a token
-    on text that it did not train on, in nats (infinite where it diverged). ``sent_per_token``: bytes that a rank sends
-    for a token that it trains, if collectives go around rings."""
+    """One run: its ``policy`` as words of a plan (without ``sync=``), seed and steps, the tokens it trained on, and its
+    mean loss a token on text that it did not train on, in nats (infinite where it diverged). ``sent_per_token``: bytes
+    that a rank sends for a token that it trains, if collectives go around rings."""
 
     policy: str
     seed: int
@@ -32,9 +36,21 @@ def rated(policy: str) -> tuple[str, float | None]:
     return words, float(rate) if rate else None
 
 
+def sync_of(policy: str) -> str:
+    """The sync policy of a run: its words, or that of every step where they say what layers learn from."""
+    words = rated(policy)[0]
+    return USUAL if words.startswith(FEEDBACK) else words
+
+
+def words_of(policy: str) -> str:
+    """The words of a plan that a policy is."""
+    words = rated(policy)[0]
+    return words if words.startswith(FEEDBACK) else f"sync={words}"
+
+
 def workload(train: Train, policy: str) -> Train:
     """The workload with the optimizer that a policy is of, where it is of one."""
-    optimizer = read(rated(policy)[0]).rule.optimizer
+    optimizer = read(sync_of(policy)).rule.optimizer
     return msgspec.structs.replace(train, optimizer=optimizer) if optimizer else train
 
 

@@ -25,6 +25,7 @@ MODULES = [
     "meshwright.plan.facets.overlap",
     "meshwright.plan.facets.sync",
     "meshwright.plan.facets.passes",
+    "meshwright.plan.facets.feedback",
     "meshwright.plan.facets.serving",
     "meshwright.plan.facets.denoising",
     "meshwright.plan.facets.embeddings",
