@@ -158,6 +158,33 @@ def test_commands_answer_for_graph_networks(capsys):
     assert main(["predict", *words, "--plan", "dp8", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["boundary_bytes"] > 0 and sum(found["attribution_s"].values()) == pytest.approx(found["epoch_s"])
-    assert main(["run", "reddit-gcnii", "--train", "epochs=1", "--plan", "dp2", "--data", "x.npz"]) == 2
-    assert "[M011]" in capsys.readouterr().err
+    words = ["run", "reddit-gcnii", "--train", "epochs=1", "--data", "x.npz"]
+    assert main([*words, "--plan", "dp2 pp2 vertex_chunks=4"]) == 2 and "[P085]" in capsys.readouterr().err
+    assert main([*words, "--plan", "dp2"]) == 2 and "[D010]" in capsys.readouterr().err
     assert load_graph_model("reddit").layers == 32
+
+
+def test_processes_train_what_one_process_trains():
+    """Four kinds of layers divided, against dense matrices; chunks by two schedules, against one process: 1e-9."""
+    from meshwright.run.networks.apart import apart
+
+    assert max(apart(2).values()) < 1e-9
+
+
+def test_a_run_sends_the_bytes_that_are_predicted_and_its_loss_falls(tmp_path, capsys):
+    random = np.random.default_rng(2)
+    model, graph = tmp_path / "mine.json", tmp_path / "graph.npz"
+    sizes = {"vertices": 30, "edges": 120, "features": 6, "classes": 2, "hidden": 8, "layers": 4}
+    model.write_text(json.dumps({"architectures": ["GraphNetwork"], "layer": "gcnii", **sizes}))
+    labels = random.integers(2, size=30)
+    features = random.standard_normal((30, 6)) + labels[:, None]
+    np.savez(graph, edges=random.integers(30, size=(60, 2)), features=features, labels=labels)
+    words = ["run", str(model), "--data", str(graph), "--train", "epochs=8", "--lr", "0.02", "--json"]
+    for plan in ("dp2", "pp2 1f1b vertex_chunks=3"):
+        assert main([*words, "--plan", plan, "--out", str(tmp_path / "out")]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["sent_bytes"] == found["predicted_sent_bytes"] > 0
+        assert found["losses"][-1] < found["losses"][0]
+    assert (tmp_path / "out" / "weights-1.npz").exists()
+    np.savez(graph, edges=random.integers(30, size=(60, 2)), features=features[:9], labels=labels)
+    assert main([*words, "--plan", "dp2"]) == 2 and "[D010]" in capsys.readouterr().err

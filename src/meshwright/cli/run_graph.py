@@ -1,4 +1,4 @@
-"""``meshwright run`` of a model of a graph: its vectors are trained on processes, bucket by bucket."""
+"""``meshwright run`` of a model of a graph: vectors of its nodes are trained on processes, bucket by bucket."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.cli.output import console, note, print_json
 from meshwright.cli.question import asked, path_of
+from meshwright.cli.run_network import run_network, runnable
 from meshwright.errors import Diagnostic, MeshwrightError
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def run_graph(given: RunOptions, wrong: list[Diagnostic]) -> int:
     from meshwright.plan.bucket_rules import bucket_violations, of_others, partition_violations
     from meshwright.spec.cluster import load
     from meshwright.spec.edge_samples import parse_edge_samples
+    from meshwright.spec.graph_epochs import parse_graph_epochs
     from meshwright.spec.graphs import GraphNetwork, load_graph_model
 
     question = _question(given)
@@ -71,12 +73,12 @@ def run_graph(given: RunOptions, wrong: list[Diagnostic]) -> int:
             return None
 
     model = read(question.model, lambda: load_graph_model(path_of(question.model, question.base)))
-    work = read(question.train, lambda: parse_edge_samples(question.train))
+    whole = isinstance(model, GraphNetwork)
+    work = read(question.train, lambda: (parse_graph_epochs if whole else parse_edge_samples)(question.train))
     plan = read(question.plan, lambda: parse(path_of(question.plan, question.base)))
     cluster = read(question.on, lambda: load(path_of(question.on, question.base)))
     if isinstance(model, GraphNetwork):
-        message = f"{model.name} is a graph network, which is predicted and not trained"
-        bad("M011", message, f"model {model.name}", "run trains vectors of nodes: meshwright explain graph_model")
+        wrong += runnable(model, plan, cluster)
     elif model is not None and plan is not None and work is not None:
         plan = plan if plan.several else plan.on(cluster.num_devices if cluster is not None else plan.layout.dp or 1)
         if cluster is not None:
@@ -96,6 +98,8 @@ def run_graph(given: RunOptions, wrong: list[Diagnostic]) -> int:
             bad("X003", f"{text!r} is not a number", f"--{field} {text}", f"say --{field} {numbers[field]}")
     if wrong:
         raise MeshwrightError(wrong)
+    if whole:
+        return run_network(given, model, work, plan, numbers)
     return _trained(given, model, work, plan, cluster, numbers)
 
 

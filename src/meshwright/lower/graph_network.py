@@ -74,6 +74,19 @@ def cut_of(model: GraphNetwork, work: GraphEpochs, parts: int) -> GraphCut:
     return GraphCut(min(copies, parts - 1.0), min(work.skew or 1.0, float(parts)))
 
 
+def layers_of(model: GraphNetwork, stages: int) -> tuple[int, ...]:
+    """Return the layers of every stage: as many on all, and one more on the first where they do not divide."""
+    less, more = divmod(model.layers, stages)
+    return tuple(less + (stage < more) for stage in range(stages))
+
+
+def sent_bytes(model: GraphNetwork, copies: float, stages: int) -> tuple[float, float]:
+    """Return the bytes that all devices send in an epoch: of vertices that others need before every layer and of their
+    gradients, and of chunks between stages and back."""
+    both = 2 * model.vertices * model.hidden * NUMBER
+    return both * copies * model.layers, both * model.streams * (stages - 1)
+
+
 def layer_kernels(model: GraphNetwork, vertices: float, edges: float, which: str) -> tuple[Entry, ...]:
     """Return the kernels of a pass over one layer: forward its sparse product, its product and what follows; backward
     the gradients of both operands of the product and the sparse product along edges turned round."""
@@ -107,8 +120,7 @@ class _Epoch:
         self.copies = self.cut.copies
         self.vertices = model.vertices / (self.layout.dp * self.chunks)
         self.edges = self.cut.skew * model.edges / (self.layout.dp * self.chunks)
-        less, more = divmod(model.layers, self.layout.pp)
-        self.layers = tuple(less + (stage < more) for stage in range(self.layout.pp))
+        self.layers = layers_of(model, self.layout.pp)
         self.builder = GraphBuilder(
             [RankClass(label=f"stage {s}", stage=s, multiplicity=self.layout.dp) for s in range(self.layout.pp)]
         )
@@ -240,14 +252,14 @@ class _Epoch:
             if self.layout.dp > 1:
                 last = [builder.add("all_reduce", self.key(self.summed(stage)), builder.stream(stage, "dp"), last)]
             builder.add("optimizer", self.key(self.updated(stage)), builder.stream(stage, "compute"), last)
-        ways, dp = 2 * self.chunks * self.layout.dp, self.layout.dp
+        boundary, between = sent_bytes(self.model, self.copies, pp)
         return NetworkEpoch(
             graph=builder.build(),
             programs=tuple(self.numbers),
             cut=self.cut,
             layers=self.layers,
-            boundary_bytes=ways * self.exchanged_bytes * self.model.layers if dp > 1 else 0.0,
-            stage_bytes=ways * self.stage_message * (pp - 1),
+            boundary_bytes=boundary,
+            stage_bytes=between,
             held=tuple(self.held(stage) for stage in range(pp)),
         )
 

@@ -17,6 +17,12 @@ KEPT = ("dp", "pp", "schedule")
 def vertex_violations(plan: Plan, model: GraphNetwork, cluster: Cluster) -> list[Diagnostic]:
     """Return all violations of a plan with ``dp`` filled in: P085 for words of other models, and for layers, chunks and
     devices that do not go together."""
+    found = layout_violations(plan, model)
+    return found if plan.several else [*found, *_of_cluster(plan, cluster)]
+
+
+def layout_violations(plan: Plan, model: GraphNetwork) -> list[Diagnostic]:
+    """Return what is wrong with a plan's words, layers and chunks on any devices."""
     if plan.several:
         return [wrong("P085", "a graph network is trained by a plan of one pool", "pools", "say one pool")]
     why = "vertices are divided by dp, layers by pp, and chunks of the graph pass them"
@@ -24,9 +30,6 @@ def vertex_violations(plan: Plan, model: GraphNetwork, cluster: Cluster) -> list
     if found:
         return found
     layout, chunks = plan.layout, plan.vertices.vertex_chunks
-    if layout.pp * layout.dp != cluster.num_devices:
-        message = f"pp={layout.pp} x dp={layout.dp} on {cluster.num_devices} devices"
-        found.append(wrong("P085", message, "layout", "leave dp out, and say a pp that divides them"))
     if layout.pp > model.layers:
         message = f"pp={layout.pp} stages of {model.layers} layers"
         found.append(wrong("P085", message, f"layout.pp = {layout.pp}", f"say pp{model.layers} at most"))
@@ -40,6 +43,14 @@ def vertex_violations(plan: Plan, model: GraphNetwork, cluster: Cluster) -> list
     if layout.pp > 1 and (family.placement != "linear" or family.splits_backward):
         message = f"{plan.pipeline.schedule}: chunks of a graph pass one stage a rank, with whole backwards"
         found.append(wrong("P085", message, "pipeline.schedule", "say gpipe or 1f1b"))
+    return found
+
+
+def _of_cluster(plan: Plan, cluster: Cluster) -> list[Diagnostic]:
+    layout, found = plan.layout, []
+    if layout.pp * layout.dp != cluster.num_devices:
+        message = f"pp={layout.pp} x dp={layout.dp} on {cluster.num_devices} devices"
+        found.append(wrong("P085", message, "layout", "leave dp out, and say a pp that divides them"))
     device, why = cluster.islands[0].device, ""
     if len(cluster.islands) > 1:
         why = "its islands have unequal devices, and a graph is divided over equal ones"

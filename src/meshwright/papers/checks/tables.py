@@ -57,7 +57,27 @@ def buckets_apart(which: str) -> Check:
     return Check(found)
 
 
+def networks_apart() -> Outcome:
+    """Return how far graph networks with divided vertices, and in a pipeline of chunks, are from one process."""
+
+    def real() -> Outcome:
+        from meshwright.run.networks.apart import apart
+
+        what = f"losses and parameters on {PROCESSES} processes, furthest"
+        far = apart(PROCESSES)
+        return Outcome(
+            figures=tuple(Figure(f"{way}: {what}", None, x, "", AT_MOST, ROUNDING) for way, x in far.items())
+        )
+
+    outcome = Outcome(
+        baseline="one process: with the whole graph as a matrix, or all layers that chunks pass one after the other",
+        assumptions=("three epochs of four layers over a graph of 23 vertices, float64, Adam",),
+    )
+    return by_processes(outcome, "graph networks on real processes", real)
+
+
 CHECKS = {
+    "gnnpipe": Check(networks_apart),
     "dlrm": Check(spread_tables),
     "pbg": buckets_apart("lock"),
     "graphvite": buckets_apart("grid"),

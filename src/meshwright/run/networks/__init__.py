@@ -1,0 +1,1 @@
+"""Graph networks over whole graphs, trained on real processes."""
