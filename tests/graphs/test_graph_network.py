@@ -187,4 +187,4 @@ def test_a_run_sends_the_bytes_that_are_predicted_and_its_loss_falls(tmp_path, c
         assert found["losses"][-1] < found["losses"][0]
     assert (tmp_path / "out" / "weights-1.npz").exists()
     np.savez(graph, edges=random.integers(30, size=(60, 2)), features=features[:9], labels=labels)
-    assert main([*words, "--plan", "dp2"]) == 2 and "[D010]" in capsys.readouterr().err
+    assert main([*words, "--plan", "dp2"]) == 2 and '"D010"' in capsys.readouterr().out
