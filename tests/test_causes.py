@@ -39,7 +39,7 @@ def test_an_attribution_and_the_errors_of_a_step_have_the_entries_of_the_table()
     assert (
         tuple(found.attribution)
         == NAMES
-        == tuple(name for name in causes.WORDS if name not in ("unequal", "stragglers"))
+        == tuple(name for name in causes.WORDS if name not in ("unequal", "stragglers", "data"))
     )
     run = simulate(plan.on(cluster.num_devices), model, cluster, train, standard_on(cluster))
     assert set(class_sigma(run)) == set(causes.ERROR_CLASSES)

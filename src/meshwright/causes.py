@@ -67,6 +67,7 @@ STEP = (
     Cause("bubble", "pipeline bubble: waiting for other stages", "wait", "", "grey", "red"),
     Cause("unequal", "unequal work: waiting for costlier microbatches", "wait", "", "orange", "red"),
     Cause("stragglers", "waiting for ranks that are slower in this step", "wait", "", "rose", "red"),
+    Cause("data", "waiting for the batch, and copying it to the device", "wait", "", "ochre", "red"),
 )
 #: Where the time of a training job goes; sums to it.
 JOB = (

@@ -12,6 +12,7 @@ from meshwright.answer.approximate import approximate, num_replicas
 from meshwright.answer.asked import asked_memory
 from meshwright.answer.clients import client_rounds
 from meshwright.answer.experts import expert_answer, expert_assumptions, expert_cautions
+from meshwright.answer.feed import feed_answer, feed_cautions, felt, with_data
 from meshwright.answer.flops import dense_peak, executed_ratio, step_flops
 from meshwright.answer.intervals import interval, interval_draws
 from meshwright.answer.metrics import Metric, TrainMetrics
@@ -52,6 +53,7 @@ from meshwright.simulate.simulated import Simulated
 from meshwright.simulate.step import simulate
 from meshwright.simulate.zoom import zooms
 from meshwright.spec.cluster import Cluster
+from meshwright.spec.feed import Feed
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 from meshwright.sync.policy import read
@@ -71,16 +73,19 @@ def predict(
     costs: Costs | None = None,
     detail: bool = True,
     world: JobWorld | None = None,
+    feed: Feed | None = None,
 ) -> Prediction:
     """Step time, memory, utilisation and their reasons for one training step of `plan`.
 
     `costs` prices work items (default: :func:`meshwright.cost.standard_on`). Without `detail`
     the sensitivities and the layer zooms are left out, which a search does not need. The run over the workload's tokens
-    meets what the `world` says; without one, failures as they are on average.
+    meets what the `world` says; without one, failures as they are on average. With a `feed` the step is that from one
+    to the next, waiting for its data included; without one its data is there.
 
     Raises:
         MeshwrightError: every violation that makes the plan illegal here (P codes); O003 and O004 for a world in which
-            the run does not end, or that does not say enough, O005 for one of clients where the plan has none.
+            the run does not end, or that does not say enough, O005 for one of clients where the plan has none; W021
+            for a feed of a plan that it does not go with.
     """
     costs = costs or standard_on(cluster, dtype=plan.pools[0].plan.precision.compute or train.dtype)
     plan, allotment = allotted(plan, model, cluster, train, costs)
@@ -102,7 +107,9 @@ def predict(
     step, useful = (
         (shown.step_time_s, 0.0) if batches is None else (batches.mean_s, float(batches.drawn.useful().mean()))
     )
-    step = step if varied is None else varied.mean_s
+    own = step if varied is None else varied.mean_s
+    told_feed, feed_assumptions = feed_answer(feed, model, cluster, train, plan, own)
+    step = own if told_feed is None else told_feed.step_s
     who = identity(model, cluster, train, plan, costs, shown.lowered.graph)
     clients = client_rounds(run, model, cluster, train, plan, costs, world)
     ranks = asked_memory(run, rank_memory(run.wave or run, costs))
@@ -117,7 +124,9 @@ def predict(
         split = attribution(_timeline(even, who, ranks, costs, traced=False), even.priced.parts)
     split = split if batches is None else with_unequal(split, batches)
     split = split if varied is None else with_waiting(split, varied)
-    draws, rounds = interval_draws(even) * (step / even.step_time_s), _round(run)
+    split = with_data(split, told_feed)
+    draws, rounds = interval_draws(even) * (own / even.step_time_s), _round(run)
+    draws = draws if told_feed is None else told_feed.steps_of(draws)
     timeline = with_pace(timeline, cluster)
     within = interval(draws, step)
     job = world if world is not None and world.of_job and run.swarm is None else None
@@ -133,6 +142,7 @@ def predict(
     routed = None if plan.several else expert_answer(run.lowered, model, train, plan)
     resting = (*resting, *expert_assumptions(routed, train, plan), *swarm_assumptions(run, world))
     resting = resting if varied is None else (*resting, varied_assumption(varied, world))
+    resting = (*resting, *feed_assumptions)
     return Prediction(
         model=model,
         cluster=cluster,
@@ -143,10 +153,11 @@ def predict(
         attribution=split,
         memory=shown_ranks,
         tiers=tiers,
-        sensitivities=sensitivities(run, costs) if detail and run.swarm is None else (),
+        sensitivities=felt(sensitivities(run, costs), told_feed) if detail and run.swarm is None else (),
         assumptions=resting if batches is None else (*resting, *drawn_assumptions(batches, train)),
         warnings=told,
         cautions=(
+            *feed_cautions(told_feed),
             *doubts,
             *(one.text for one in (lowering, choice, allotment) if one is not None),
             *approximate(plan, train, rounds),
@@ -190,6 +201,7 @@ def predict(
         choice=choice,
         memory_sigma=costs.framework.memory_sigma,
         experts=routed,
+        feed=told_feed,
     )
 
 

@@ -15,6 +15,7 @@ import msgspec
 
 from meshwright.answer.drawn import BatchSpread
 from meshwright.answer.expert_metrics import ExpertAnswer
+from meshwright.answer.fed_answer import FeedAnswer
 from meshwright.answer.metrics import TrainMetrics
 from meshwright.answer.risk import fit_probability, peak_interval
 from meshwright.dataframe import dataframe
@@ -239,7 +240,8 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     encoded, or the parts of sums, were chosen, where the plan left that open. ``equal_loss``: how many times the tokens
     of ``sync=step`` the plan takes to its loss, where it trains differently and that is known. ``pools`` say what each
     of several does. ``memory_sigma``: the relative error of its peaks of memory. ``tiers``: what hosts and drives hold,
-    where state lies there. ``experts``: how they are loaded, where the question says how tokens are routed.
+    where state lies there. ``experts``: how they are loaded, where the question says how tokens are routed. ``feed``:
+    what steps wait for data, which they then include; the timeline does not.
     """
 
     model: Model
@@ -273,6 +275,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     memory_sigma: float = 0.0
     tiers: tuple[TierMemory, ...] = ()
     experts: ExpertAnswer | None = None
+    feed: FeedAnswer | None = None
 
     @property
     def step_time_s(self) -> float:
@@ -434,4 +437,5 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
             "stage_layers": [list(s) for s in self.stage_layers],
             "batches": msgspec.to_builtins(self.batches),
             "pools": [msgspec.to_builtins(pool) for pool in self.pools],
+            "feed": None if self.feed is None else self.feed.to_json(),
         }

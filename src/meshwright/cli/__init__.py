@@ -30,6 +30,7 @@ COMMANDS = {
     "papers": "Published systems: what each does, and whether its figures are reproduced",
     "reproduce": "One paper's figures beside ours, with the error and what is assumed",
     "whatif": "What a published technique does to a plan: gain, memory, exact or not",
+    "recipe": "The fastest legal order of a recipe of data operators, with its time and memory",
     "lower": "The task graph of a plan, pass by pass",
     "place": "A few tensors' placements completed for a model and a mesh, priced and trained",
     "export": "The plan as a configuration of a training or serving engine: Megatron-LM, vLLM, Kubernetes and more",
@@ -56,6 +57,7 @@ THINKING = {
     "catalog",
     "cluster",
     "init",
+    "recipe",
 }
 
 EXAMPLE = 'meshwright predict llama3-70b --on 64xh100 --train batch=512,seq=8192 --plan "tp8 pp4 vpp5 zero1"'

@@ -22,6 +22,9 @@ file of --out, for --framework FILE of predict, search and the others.
 With --server, probes of a running server fit a profile of it, with errors on probes left out: predict --serve then
 answers for other traffic with --engine-profile FILE.
 
+With --text, how fast one core of this machine reads a text, tokenises it and puts batches together: words for --feed of
+predict.
+
 With --few, a device that nobody measured gets curves of matrix products from a few of them, and from the curves of
 known devices: without --data, the table of which to measure is written to --out; with --data, the curves are learned
 from it and written where predictions look for them.
@@ -31,9 +34,9 @@ unless told otherwise."""
 #: Where what was measured is kept until all of it is, in the folder of the profile.
 PART = "here.part.json"
 #: Options that say something of a server that is probed.
-OF_A_SERVER = ("save", "seconds", "longest", "model", "api_key", "tokenizer", "serve")
+OF_A_SERVER = ("save", "seconds", "longest", "model", "api_key", "serve")
 #: What is measured, where nothing says it.
-CHOICES = "--here (this machine), --server URL, --runs FILE, --device NAME with --few COUNT, or --data DIR with tables"
+CHOICES = "--here (this machine), --server URL, --runs FILE, --text PATH, --device NAME with --few COUNT, or --data DIR"
 CLASSES = ("gemm", "attention", "latent", "moe", "scan", "network", "framework", "engine")
 
 
@@ -44,7 +47,11 @@ def run(argv: list[str]) -> int:
         from meshwright.cli.calibrate_server import run_server
 
         return run_server(given, wrong)
-    wrong += _of_a_server(given)
+    if given.text:
+        from meshwright.cli.calibrate_text import run_text
+
+        return run_text(given, wrong)
+    wrong += _of_a_server(given) + _of_a_text(given)
     if given.runs:
         return _runs(given, wrong)
     if given.here:
@@ -94,6 +101,17 @@ def _of_a_server(given: CalibrateOptions) -> list[Diagnostic]:
         Diagnostic(code="K001", message=f"{name} is of a server, and none is said", place=name, help=help)
         for name in said
     ]
+
+
+def _of_a_text(given: CalibrateOptions) -> list[Diagnostic]:
+    """K001 for options of ``--text`` where none is said."""
+    help = "say --text PATH, or leave it out"
+    wrong = [name for name in ("train", "tokenizer") if getattr(given, name)]
+    return [
+        Diagnostic(code="K001", message=f"--{name} is of a text that is read, and none is said", place=f"--{name}",
+                   help=help)
+        for name in wrong
+    ]  # fmt: skip
 
 
 def _there(folder: Path) -> list[str]:

@@ -31,7 +31,9 @@ class CalibrateOptions(msgspec.Struct, frozen=True, kw_only=True):
     serve: options.text("WORDS", "With --server: traffic to be predicted, some of which is among the probes.") = ""
     model: options.text("NAME", "With --server: which of its models; the first if left out.") = ""
     api_key: options.text("KEY", "With --server: its key, or env:NAME.") = ""
-    tokenizer: options.text("FILE", "With --server: a tokenizer.json to count prompts by.") = ""
+    tokenizer: options.text("FILE", "A tokenizer.json, with --server to count prompts by, with --text to read by.") = ""
+    text: options.text("PATH", "Measure how a text is read, as --data of run names it: sample, a file, a folder.") = ""
+    train: options.text("WORKLOAD", "With --text: the batches that are made of it; batch=8,seq=1024 if left out.") = ""
     only: options.text(
         "CLASS[,CLASS]",
         "Some of gemm, attention, latent, moe, scan, network, framework, engine; all of them if left out.",

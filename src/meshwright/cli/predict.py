@@ -6,10 +6,12 @@ from __future__ import annotations
 import msgspec
 
 from meshwright.cli import options
+from meshwright.cli.feeding import unfed
 from meshwright.cli.graphs import is_of_graph, predict_graph
 from meshwright.cli.output import console, note, print_json, unwritable
 from meshwright.cli.question import (
     DENOISE,
+    FEED,
     GOAL,
     OPTIONAL,
     OR_SERVED,
@@ -30,6 +32,8 @@ Say MODEL, --on, --train and --plan, or name a question.toml that says them; opt
 With --serve in place of --train: how fast requests are answered (TTFT, TPOT), and whether objectives are kept.
 
 With --denoise in place of --train: how long a diffusion model takes to make images.
+
+With --feed beside --train: whether the step waits for its data, and how many workers are enough.
 
 With --rollout beside --train: how fast a reinforcement-learning job generates answers and trains on them.
 
@@ -61,6 +65,9 @@ class PredictOptions(msgspec.Struct, frozen=True, kw_only=True):
         "ROLLOUTS",
         "prompts=512,samples=16,prompt=1024,output=8192 of reinforcement learning: meshwright explain rollout.",
     ) = ""
+    feed: options.text(
+        "FEED", "workers=8,read=2GB/s,tokenise=1.5us/token: where steps get their data: meshwright explain feed."
+    ) = ""
     plan: options.text("PLAN", "Words such as 'tp8 pp4 vpp5 zero1', or a .toml file: meshwright explain plan.") = ""
     framework: options.text("NAME", "Whose host and memory costs: meshwright catalog frameworks.") = ""
     tokens: options.TOKENS = ""
@@ -84,8 +91,12 @@ class PredictOptions(msgspec.Struct, frozen=True, kw_only=True):
 def run(argv: list[str]) -> int:
     """0 when the plan fits, in time and budget if those were asked; 1 when it does not."""
     given, wrong = options.read(PredictOptions, argv, command="predict", description=DESCRIPTION)
-    said = {field: getattr(given, field) for field in (*WANTED, *OPTIONAL, *GOAL, *WORLD, *SERVE, *DENOISE, *ROLLOUT)}
-    question = asked(said)
+    fields = (*WANTED, *OPTIONAL, *GOAL, *WORLD, *SERVE, *DENOISE, *ROLLOUT, *FEED)
+    question = asked({field: getattr(given, field) for field in fields})
+    if question.feed:
+        others = {"--serve": question.serve, "--denoise": question.denoise, "--rollout": question.rollout}
+        others |= {"a recommendation model": is_of_tables(question), "a model of a graph": is_of_graph(question)}
+        wrong += [one for other, said in others.items() if said for one in unfed(other)]
     if is_of_tables(question):
         return predict_recommended(question, given, wrong)
     if is_of_graph(question):

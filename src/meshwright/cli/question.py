@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from meshwright.cli.feeding import read_feed
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from meshwright.cost import Framework
     from meshwright.plan import Plan
     from meshwright.spec.cluster import Cluster
+    from meshwright.spec.feed import Feed
     from meshwright.spec.goal import Goal
     from meshwright.spec.model import Model
     from meshwright.world.trace import JobWorld
@@ -54,6 +56,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     serve: str = ""
     denoise: str = ""
     rollout: str = ""
+    feed: str = ""
     base: Path = Path()
 
 
@@ -64,8 +67,9 @@ WORLD = ("world",)
 #: What is asked in place of a training step.
 SERVE = ("serve",)
 DENOISE = ("denoise",)
-#: What is asked beside one.
+#: What is asked beside one, and what it may be fed by.
 ROLLOUT = ("rollout",)
+FEED = ("feed",)
 #: Field -> how it is written on the command line, for what is missing.
 WANTED = {
     "model": "MODEL, a catalog name or a config.json (meshwright catalog models)",
@@ -140,7 +144,8 @@ def loads(text: str, path: str) -> Question:
     wrong = [
         _wrong(key, value, path)
         for key, value in table.items()
-        if key not in (*WANTED, *OPTIONAL, *GOAL, *WORLD, *SERVE, *DENOISE, *ROLLOUT, "title") or not _is_text(value)
+        if key not in (*WANTED, *OPTIONAL, *GOAL, *WORLD, *SERVE, *DENOISE, *ROLLOUT, *FEED, "title")
+        or not _is_text(value)
     ]
     if wrong:
         raise MeshwrightError(wrong)
@@ -235,19 +240,23 @@ def read_all(questions: list[Question], *, also_wrong: Iterable[Diagnostic] = ()
         wrong += [d for d in found if d not in before]  # what two questions share is wrong once
         before.update(found)
         world, unreadable = read_world(question, parts)
-        wrong += unreadable
-        ready.append((parts, question.framework, goal, world))
+        feed, unread = read_feed(question.feed)
+        wrong += unreadable + unread
+        ready.append((parts, question.framework, goal, world, feed))
     if wrong:
         raise MeshwrightError(wrong)
     return [_later(*one) for one in ready]
 
 
-def _later(parts: list[Any], framework: str, goal: Goal, world: JobWorld | None) -> Callable[[], Prediction]:
+def _later(
+    parts: list[Any], framework: str, goal: Goal, world: JobWorld | None, feed: Feed | None
+) -> Callable[[], Prediction]:
     def answer() -> Prediction:
         from meshwright.answer.predict import predict
         from meshwright.cost import standard_on
 
-        prediction = predict(*parts, costs=standard_on(parts[1], framework, parts[2].dtype), world=world)
+        costs = standard_on(parts[1], framework, parts[2].dtype)
+        prediction = predict(*parts, costs=costs, world=world, feed=feed)
         return msgspec.structs.replace(prediction, goal=goal)
 
     return answer
@@ -412,7 +421,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _wrong(key: str, value: Any, path: str) -> Diagnostic:
-    known = ["format_version", *WANTED, *OPTIONAL, *GOAL, *WORLD, *SERVE, *DENOISE, *ROLLOUT, "title"]
+    known = ["format_version", *WANTED, *OPTIONAL, *GOAL, *WORLD, *SERVE, *DENOISE, *ROLLOUT, *FEED, "title"]
     if key not in known:
         return Diagnostic(code="X008", message=f"unknown key {key!r}", place=path, help=nearest(key, known))
     return Diagnostic(

@@ -16,6 +16,7 @@ from meshwright.cli.needs import lacking
 from meshwright.cli.output import console, note, print_json, unwritable
 from meshwright.cli.question import OPTIONAL, WANTED, asked, read_parts
 from meshwright.cli.run_adapters import EXPORTS, adapted, reported, weights_of
+from meshwright.cli.run_feeding import batch_seconds, waits, wrong_workers
 from meshwright.cli.run_graph import is_graph_run, run_graph
 from meshwright.cli.run_linked import contradictions, on_links, over
 from meshwright.cli.run_options import (
@@ -87,7 +88,7 @@ def _run(argv: list[str]) -> int:
         return elastic(given, job, predicted, _write)
     if given.world:
         return recovered(given, job, predicted, _write)
-    device = "cpu" if given.link else given.device or "auto"
+    device, batch_s = "cpu" if given.link else given.device or "auto", batch_seconds(given, job)
     with on_links(given.link, num_ranks, predicted) as (enter, predicted):
         summary = launch.start(loop.train, job, num_ranks=num_ranks, device=device, stops=True, enter=enter)
     if summary is None:  # another rank than the first of a launched job
@@ -97,6 +98,8 @@ def _run(argv: list[str]) -> int:
     if batches:
         summary["grown"] = _grown(summary["step_s"], batches, lambda batch: predicted(lengths, batch).step_time_s)
     timeline = measured(summary, prediction)
+    if (waited := waits(job, prediction, summary, batch_s)) is not None:
+        summary["data"] = waited
     if summary["step_s"]:
         from meshwright.compare import compare
 
@@ -137,6 +140,8 @@ def _of_clients(given: RunOptions, job: Job, predicted: Callable[[Any], Predicti
     kept = [f"--{word.replace('_', '-')}" for word in KEPT if getattr(given, word)]
     if kept:
         raise MeshwrightError([bad(word, "versions of clients are in metrics.jsonl, in --out") for word in kept])
+    if job.data_workers:
+        raise MeshwrightError([bad("--data-workers with clients of a server", "each makes its own batches: drop it")])
     world = (read(given.world).clients if given.world else None) or Crowd()
     num_ranks = job.plan.num_ranks
     summary = launch.start(clients.train, job, world, num_ranks=num_ranks, device=given.device or "auto", stops=True)
@@ -203,6 +208,7 @@ def _read(given: RunOptions, wrong: list[Diagnostic]) -> tuple[Job, Callable[[An
     if wrong or found:
         raise MeshwrightError([*wrong, *found])
     model, cluster, train, plan = parts
+    wrong += wrong_workers(given, train)
     if is_first() and (threads := threaded(cluster)):
         note(threads)
     plan = _with_devices(plan, model, cluster, train, question.framework)
@@ -327,6 +333,8 @@ def _job(given: RunOptions, numbers: dict[str, Any], precision: str, predicted: 
         judged_every=numbers.get("eval_every", 0),
         held_out=numbers.get("held_out", HELD_OUT) if given.eval_every else 0.0,
         keep=numbers.get("keep", KEEP),
+        data_workers=numbers.get("data_workers", 0),
+        prefetch=numbers.get("prefetch", 0),
         weights=given.weights,
         adapter=given.adapter,
         export="" if given.export == "none" else given.export or EXPORTS[0],

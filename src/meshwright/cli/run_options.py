@@ -33,6 +33,8 @@ NUMBERS = {
     "min_lr": (0.0, 1.0, False, "a share of the learning rate, 0 to 1"),
     "weight_decay": (0.0, 1e3, False, "a rate such as 0.1"),
     "keep": (1, 1e9, True, "a number of checkpoints"),
+    "data_workers": (0, 256, True, "a number of processes, up to 256"),
+    "prefetch": (1, 4096, True, "a number of batches, up to 4,096"),
     "eval_every": (1, 1e12, True, "a number of steps"),
     "held_out": (1e-6, 0.5, False, "a share of the text, up to 0.5"),
 }
@@ -61,6 +63,10 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         "FILE.json", "Measure how gradients vary with each operator in fewer bits, for a plan's lowered=."
     ) = ""
     tokenizer: options.text("FILE", "A Hugging Face tokenizer.json; that of --weights, else bytes, if left out.") = ""
+    data_workers: options.text(
+        "COUNT", "Processes beside each rank that make its batches ahead; 0, in the step's own, if left out."
+    ) = ""
+    prefetch: options.text("COUNT", "Batches that they make ahead of the step; 2 a worker if left out.") = ""
     steps: options.text("COUNT", "Steps in all; those of the workload's tokens, or 20, if left out.") = ""
     out: options.text("FOLDER", "Keep metrics.jsonl and checkpoints there.") = ""
     resume: options.switch("Go on from the newest checkpoint in --out, under this plan or another.") = False

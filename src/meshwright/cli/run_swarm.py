@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from meshwright.run.job import Job
 
 #: Options that runs of peers do without.
-WITHOUT = ("elastic", "link", "trace", "routing", "variances", "lengths", "job_trace")
+WITHOUT = ("elastic", "link", "trace", "routing", "variances", "lengths", "job_trace", "data_workers", "prefetch")
 
 
 def wrong_peers(given: Any, plan: Plan) -> list[Diagnostic]:

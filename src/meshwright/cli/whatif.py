@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from meshwright.cli import options
+from meshwright.cli.feeding import read_feed, whatif_fed
 from meshwright.cli.output import console, note, print_json, unwritable
 from meshwright.cli.progress import Progress
-from meshwright.cli.question import OPTIONAL, SERVE, WANTED, asked, read_parts, unserved
-from meshwright.errors import MeshwrightError
+from meshwright.cli.question import FEED, OPTIONAL, SERVE, WANTED, Question, asked, read_parts, unserved
+from meshwright.errors import Diagnostic, MeshwrightError
 
 if TYPE_CHECKING:
     from meshwright.cost import Costs
@@ -19,6 +20,8 @@ DESCRIPTION = """Put the recipes of papers over a plan: what is gained, what it 
 
 Say MODEL, --on, --train and --plan (or name a question.toml) and --try with one or more ids of meshwright papers,
 which are put over the plan together, or --try all: each alone, ranked by what it gains.
+
+With --feed beside --train words of the feed, such as workers=16: the step with its data before and after.
 
 With --serve in place of --train techniques of serving: --try all, or words of the engine and of the plan, such as
 policy=sarathi,prefix_cache=yes.
@@ -40,6 +43,7 @@ class WhatifOptions(msgspec.Struct, frozen=True, kw_only=True):
     serve: options.text("REQUESTS", "rate=8,prompt=1024,output=256 or trace=FILE: meshwright explain serve.") = ""
     slo: options.text("BOUNDS", "With --serve: bounds to keep, ttft=500ms,tpot=50ms@p90.") = ""
     plan: options.text("PLAN", "Words such as 'tp8 pp4 vpp5 zero1', or a .toml file: meshwright explain plan.") = ""
+    feed: options.text("FEED", "workers=8,read=2GB/s: where steps get their data: meshwright explain feed.") = ""
     recipes: options.text("ID[,ID...]", "Papers whose recipes are put over the plan, or all.", name="try") = ""
     framework: options.text("NAME", "Whose host and memory costs: meshwright catalog frameworks.") = ""
     report: options.text("FILE", "Write it as one offline HTML file.") = ""
@@ -49,7 +53,7 @@ class WhatifOptions(msgspec.Struct, frozen=True, kw_only=True):
 def run(argv: list[str]) -> int:
     """0 when the changed plan fits, 1 when it does not."""
     given, wrong = options.read(WhatifOptions, argv, command="whatif", description=DESCRIPTION)
-    question = asked({field: getattr(given, field) for field in (*WANTED, *OPTIONAL, *SERVE)})
+    question = asked({field: getattr(given, field) for field in (*WANTED, *OPTIONAL, *SERVE, *FEED)})
     if question.serve:
         from meshwright.cli.whatif_serving import whatif_served
 
@@ -59,6 +63,8 @@ def run(argv: list[str]) -> int:
     wrong += options.missing(msgspec.structs.asdict(question), WANTED, command="whatif")
     wrong += options.missing({"recipes": given.recipes}, TRY, command="whatif")
     wrong += unwritable(given.report, "--report")
+    if question.feed:
+        return _fed(question, given, wrong)
     names = tuple(filter(None, given.recipes.split(",")))
     wrong += _unknown(names) if names != (ALL,) else []
     parts, found = read_parts(question)
@@ -68,6 +74,30 @@ def run(argv: list[str]) -> int:
 
     costs = standard_on(parts[1], question.framework, parts[2].dtype)
     return _ranked(parts, costs, given) if names == (ALL,) else _tried(names, parts, costs, given)
+
+
+def _fed(question: Question, given: WhatifOptions, wrong: list[Diagnostic]) -> int:
+    """The step with its data, and with other words of its feed."""
+    parts, found = read_parts(question)
+    feed, unread = read_feed(question.feed)
+    if wrong or found or unread:
+        raise MeshwrightError([*wrong, *found, *unread])
+    from meshwright.cost import standard_on
+
+    costs = standard_on(parts[1], question.framework, parts[2].dtype)
+    before, after = whatif_fed(parts, feed, given.recipes, costs)
+    if given.json:
+        print_json({"before": before.to_json(), "after": after.to_json()})
+    else:
+        from meshwright.report.feed_text import changed
+
+        changed(before, after, console())
+    if given.report:
+        from meshwright.report.html import write
+
+        write(after, given.report)
+        note(f"wrote {given.report}")
+    return 0 if after.fits else 1
 
 
 def _tried(names: tuple[str, ...], parts: list[Any], costs: Costs, given: WhatifOptions) -> int:

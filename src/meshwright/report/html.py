@@ -13,7 +13,7 @@ from typing import Any
 from meshwright.answer.prediction import FORMAT_VERSION, Prediction
 from meshwright.atomic import write_bytes
 from meshwright.quantity import big, gibibytes, seconds
-from meshwright.report import charts, columns, document, facts, palette
+from meshwright.report import charts, columns, document, facts, feed_text, palette
 from meshwright.report.remedies import remedies
 
 STYLES = ("base.css", "charts.css", "timeline.css")
@@ -78,6 +78,7 @@ def _time(prediction: Prediction) -> dict[str, Any]:
             ("Pools", facts.pools(prediction)),
             ("Over drawn batches", facts.batches(prediction)),
             ("Ranks that vary", facts.stragglers(prediction)),
+            ("Is it the data?", feed_text.lines(prediction)),
         ],
     }
 

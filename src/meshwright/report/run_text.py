@@ -57,6 +57,8 @@ def render(prediction: Prediction, summary: Mapping[str, Any], comparison: Compa
         page.title("Predicted and measured")
         head = (Text(""), *(Text(w, "dim", justify="right") for w in ("predicted", "measured", "error")), Text(""))
         page.rows([head, *(_row(pair, summary, comparison) for pair in _pairs(comparison))])
+        if "data" in summary:
+            page.quiet(_data(summary["data"]))
         if "grown" in summary:
             page.quiet(_batches(summary["grown"]))
         elsewhere = another_machine(prediction, str(summary["device"]))
@@ -136,6 +138,14 @@ def render_elastic(found: ElasticRun, console: Console) -> None:
                 ]
             )
         page.quiet(f"{len(found.losses):,} steps in {seconds(found.seconds)}; the last has loss {found.losses[-1]:.6f}")
+
+
+def _data(waited: Mapping[str, float]) -> str:
+    """A line on what steps waited for their batches."""
+    count = waited["workers"]
+    who = f"{count} process{'es' * (count > 1)} beside each rank" if count else "the step's own process"
+    both = f"{seconds(waited['predicted_s'])} a step predicted, {seconds(waited['measured_s'])} measured"
+    return f"waiting for data: {both}; {who} made batches, one in {seconds(waited['make_s'])} as measured before"
 
 
 def _batches(grown: Mapping[str, Any]) -> str:

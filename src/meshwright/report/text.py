@@ -11,7 +11,7 @@ from rich.text import Text
 from meshwright.answer.prediction import Prediction, RankMemory
 from meshwright.causes import BY_NAME
 from meshwright.quantity import gibibytes, seconds
-from meshwright.report import facts
+from meshwright.report import facts, feed_text
 from meshwright.report.bars import bar, stacked
 from meshwright.report.page import WIDE, Page
 from meshwright.report.remedies import remedies
@@ -31,6 +31,7 @@ def render(prediction: Prediction, console: Console) -> None:
             _stragglers,
             _clients,
             _swarm,
+            _feed,
             _memory,
             _sensitivities,
             _money,
@@ -120,6 +121,13 @@ def _stragglers(prediction: Prediction, page: Page) -> None:
     lines = facts.stragglers(prediction)
     if lines:
         page.title("Ranks that vary")
+        page.rows([(Text(what), Text(value), Text(note, "dim")) for what, value, note in lines])
+
+
+def _feed(prediction: Prediction, page: Page) -> None:
+    lines = feed_text.lines(prediction)
+    if lines:
+        page.title("Is it the data?")
         page.rows([(Text(what), Text(value), Text(note, "dim")) for what, value, note in lines])
 
 

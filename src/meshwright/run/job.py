@@ -55,6 +55,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     held_out: float = 0.0
     judged_from: int = 0
     keep: int = KEEP
+    data_workers: int = 0
+    prefetch: int = 0
     adapter: str = ""
     export: str = ADAPTER
     tensorboard: str = ""
@@ -73,7 +75,7 @@ class RunSummary(msgspec.Struct, kw_only=True):
     loss of every step that this start of it did, and the most memory that each rank held. ``stopped``: it was asked to
     end before its last step. ``lengths``: documents as they were packed. ``exchanged`` are the bytes of the first
     rank's exchanges in these steps, as (kind, ranks of the group, bytes), ``judged`` its held-out losses by step,
-    ``batches`` the sequences of every step where that may grow."""
+    ``batches`` the sequences of every step where that may grow, ``data_s`` seconds that each waited for its batch."""
 
     timeline: bytes
     first_step: int
@@ -89,6 +91,7 @@ class RunSummary(msgspec.Struct, kw_only=True):
     exchanged: list[tuple[str, int, int]] = []
     judged: dict[int, float] = {}
     batches: list[int] = []
+    data_s: list[float] = []
 
     @classmethod
     def of(cls, timeline: Timeline, last_step: int, **said: Any) -> RunSummary:

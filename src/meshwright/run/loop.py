@@ -25,6 +25,7 @@ from meshwright.run.begin import about_adapters, begin
 from meshwright.run.checkpoint import AsyncSaver, Meta, identity
 from meshwright.run.companions import ORIGIN, origin
 from meshwright.run.data import tokenizer
+from meshwright.run.data.feeding import Feeding
 from meshwright.run.exchanges import in_step
 from meshwright.run.gather import gather
 from meshwright.run.held import device_name, peak_bytes
@@ -182,7 +183,7 @@ class RankRun:
         self.dp = trainer.mesh["dp"]
         self.first = trainer.step_count + 1
         # of every step, eight bytes each: a run may have millions of them
-        self.done = {name: array("d") for name in ("seconds", "loss", "grad_norm", "tokens", "batch")}
+        self.done = {name: array("d") for name in ("seconds", "loss", "grad_norm", "tokens", "batch", "data")}
         train, layout = job.train, trainer.plan.layout
         unit = layout.dp * trainer.plan.pipeline.microbatch
         self.growth = Growth(eta=train.grow, most=train.most, unit=unit) if train.grow else None
@@ -198,6 +199,7 @@ class RankRun:
         self.hook: StepHook | None = None
         self._report_to(on_step)
         self.saver = self._saver()
+        self.feeding: Feeding | None = None
         shown = self.mesh.first and not job.quiet
         self.progress = ProgressLine(job.steps, job.train.tokens_per_step, job.ideal_s) if shown else None
 
@@ -233,12 +235,15 @@ class RankRun:
 
     def steps(self) -> None:
         """Train all remaining steps, or as many as are done when the run is asked to end."""
-        begun = time.perf_counter()
+        done, job = self.trainer.step_count, self.job
+        last = job.steps + (self.trainer.adversary is not None)  # which looks a step ahead
+        feeding = Feeding(self.batch, done, last, workers=job.data_workers, ahead=job.prefetch)
+        self.feeding, begun = feeding, time.perf_counter()
         while self.trainer.step_count < self.job.steps and not self.stopped:
             if self.trainer.round_ended:
                 self.votes.cast(launch.stop.requested or (self.hook is not None and self.hook.stops))
-            batch = self.batch(self.trainer.step_count)
-            following = None if self.trainer.adversary is None else self.batch(self.trainer.step_count + 1)
+            batch, waited = feeding.take(self.trainer.step_count), feeding.waited_s
+            following = None if self.trainer.adversary is None else feeding.take(self.trainer.step_count + 1)
             result = self.trainer.step(batch, following)
             if not result.updated:
                 if not self.trainer.rounds.apart:  # replicas that went on alone have no step in common to go back to
@@ -247,7 +252,7 @@ class RankRun:
             if self.saver is not None:
                 self._poll()
             now = time.perf_counter()
-            self._note(result, now - begun)
+            self._note(result, now - begun, waited)
             for told in self.after_step:
                 told(self.trainer.step_count, result, now - begun)
             self._grow()
@@ -280,7 +285,7 @@ class RankRun:
         for decision in self.growth.decide(batch, self.trainer.seen)[1]:
             self.trainer.take(decision.batch)
 
-    def _note(self, result: StepResult, seconds: float) -> None:
+    def _note(self, result: StepResult, seconds: float, waited: float) -> None:
         step, loss = self.trainer.step_count, result.loss
         if self.judge is not None and step % self.job.judged_every == 0:
             self.judged[step], taught = self.judge.loss(), ""
@@ -291,7 +296,7 @@ class RankRun:
             if self.mesh.first and not self.job.quiet:
                 print(f"step {step:,}: held-out loss {self.judged[step]:.4f}{taught}", file=sys.stderr)
         batch, train = self.trainer.train.global_batch, self.job.train
-        for name, value in zip(self.done, (seconds, loss, result.grad_norm, result.num_tokens, batch)):
+        for name, value in zip(self.done, (seconds, loss, result.grad_norm, result.num_tokens, batch, waited)):
             self.done[name].append(value)
         if self.progress is not None:
             self.progress(step, loss, seconds, result.num_tokens)
@@ -304,6 +309,7 @@ class RankRun:
             "lr": self.job.settings.lr_at(step - 1),
             "tokens": (self.sequences + batch) * train.seq_len,
             "step_s": seconds,
+            "data_s": waited,
             "tokens_per_s": result.num_tokens / seconds,  # of packed rows those that something is learnt from
             "mfu": self.job.ideal_s * batch / train.global_batch / seconds if self.job.ideal_s else None,
         }
@@ -407,12 +413,15 @@ class RankRun:
             saved=self.saved,
             exported=self.exported,
             lengths=self.corpus.lengths() if place.first else None,
+            data_s=self.done["data"].tolist(),
             batches=[] if self.growth is None else [int(size) for size in self.done["batch"]],
             **said,
         )
 
     def close(self) -> None:
-        """End threads and files."""
+        """End threads, files and the processes that make batches."""
+        if self.feeding is not None:
+            self.feeding.close()
         if self.saver is not None:
             self.saver.close()
         if self.metrics is not None:

@@ -14,7 +14,8 @@ from meshwright.graph import QUEUE
 from meshwright.timeline import Timeline
 
 #: Unequal work shows beside the timeline alone (:mod:`meshwright.answer.spread`): another one is needed to tell it.
-NAMES = tuple(cause.name for cause in STEP if cause.name not in ("unequal", "stragglers"))
+#: Data is waited for before a step.
+NAMES = tuple(cause.name for cause in STEP if cause.name not in ("unequal", "stragglers", "data"))
 _DP = (QUEUE["dp"], QUEUE["dp_gather"], QUEUE["outer"])
 _MOVED = tuple(QUEUE[name] for name in ("h2d", "d2h", "nvme", "host"))
 _PP = tuple(QUEUE[name] for name in ("pp_forward", "pp_backward", "link_forward", "link_backward"))

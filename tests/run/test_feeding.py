@@ -1,0 +1,126 @@
+"""Batches that other processes make ahead: the same tokens in the same order, whoever makes them and whoever dies."""
+
+import json
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from meshwright.errors import MeshwrightError
+from meshwright.plan import parse
+from meshwright.run import data, launch, loop
+from meshwright.run.data import tokenizer
+from meshwright.run.data.corpus import Batch
+from meshwright.run.data.feeding import Feeding
+from meshwright.run.settings import Settings
+from meshwright.spec.dimensions import transformer
+from meshwright.spec.workload import Train
+
+MODEL = transformer(layers=1, hidden=32, heads=4, kv_heads=2, vocab=260, ffn=48, gated=True, max_seq_len=64)
+TRAIN = Train(global_batch=4, seq_len=32, dtype="fp32")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return str(data.build("sample", tokenizer.Bytes(), tmp_path_factory.mktemp("corpus")))
+
+
+def made(step):
+    """A batch that is told from every other, with columns that come and go."""
+    rng = np.random.default_rng(step)
+    tokens = torch.from_numpy(rng.integers(0, 1000, (3, 9)))
+    documents = torch.from_numpy(rng.integers(0, 5, (3, 8)).astype(np.int32)) if step % 2 else None
+    return Batch(tokens, documents, None, tokens[:, 1:] if step % 3 else None, step)
+
+
+def same(one, other):
+    columns = zip(one[:4], other[:4])
+    return all((a is None and b is None) or torch.equal(a, b) for a, b in columns) and one[4] == other[4]
+
+
+@pytest.mark.parametrize("workers, ahead", [(0, 0), (1, 1), (2, 0), (3, 2), (2, 5)])
+def test_batches_are_those_of_a_run_that_makes_its_own(workers, ahead):
+    feeding = Feeding(made, 4, 16, workers=workers, ahead=ahead)
+    try:
+        for step in range(4, 16):
+            assert same(feeding.take(step), made(step))
+            assert step == 15 or same(feeding.take(step + 1), made(step + 1))  # a look ahead
+    finally:
+        feeding.close()
+
+
+def test_a_worker_that_fails_or_is_killed_ends_the_run_with_one_error(capfd):
+    def fails(step):
+        if step == 6:
+            raise OSError("the disk is gone")
+        return made(step)
+
+    feeding = Feeding(fails, 4, 16, workers=2)
+    with pytest.raises(MeshwrightError, match=r"D011.*the disk is gone"):
+        for step in range(4, 16):
+            feeding.take(step)
+    feeding.close()
+    feeding = Feeding(made, 4, 99, workers=2)
+    feeding.take(4)
+    for worker in feeding._workers:
+        os.kill(worker.pid, signal.SIGKILL)
+    with pytest.raises(MeshwrightError, match=r"D011.*has ended"):
+        for step in range(5, 99):
+            feeding.take(step)
+    feeding.close()
+
+
+def test_workers_end_with_their_rank_and_hide_what_batches_take(tmp_path):
+    def slow(step):
+        time.sleep(0.02)
+        return made(step)
+
+    feeding = Feeding(slow, 0, 20, workers=2)
+    feeding.take(0)
+    waited = []
+    for step in range(1, 12):
+        time.sleep(0.03)
+        feeding.take(step)
+        waited.append(feeding.waited_s)
+    assert np.median(waited) < 0.01 and feeding.make_s >= 0.02
+    (pid, *_) = [worker.pid for worker in feeding._workers]
+    feeding.close()
+    with pytest.raises(OSError):
+        os.kill(pid, 0)
+
+
+def job(corpus, **said):
+    how = {"plan": parse("dp2 zero1"), "train": TRAIN, "settings": Settings(lr=3e-3), "quiet": True}
+    return loop.Job(model=MODEL, corpus=corpus, **how, **said)
+
+
+def run(asked, main=loop.train):
+    return launch.start(main, asked, num_ranks=2, device="cpu", stops=True)
+
+
+def dies(world, asked):
+    """A rank that dies by a signal that it cannot catch, behind its seventh step."""
+    steps = loop.RankRun.steps
+
+    def until(self):
+        self.after_step.append(lambda step, *_: os.kill(os.getpid(), 9) if step == 7 and world.rank == 1 else None)
+        steps(self)
+
+    loop.RankRun.steps = until  # of this fork alone
+    return loop.train(world, asked)
+
+
+def test_a_killed_run_with_workers_goes_on_with_the_losses_of_one_without(corpus, tmp_path):
+    whole = run(job(corpus, steps=10))
+    assert len(whole["data_s"]) == 10 and min(whole["data_s"]) > 0
+    out = tmp_path / "out"
+    with pytest.raises(MeshwrightError, match="L001"):
+        run(job(corpus, steps=10, out=str(out), save_every=3, data_workers=2, prefetch=3), dies)
+    again = run(job(corpus, steps=10, out=str(out), resume=True, data_workers=1))
+    said = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in said] == list(range(1, 11))
+    assert [line["loss"] for line in said] == whole["losses"]
+    assert again["first_step"] in (4, 7) and all(line["data_s"] >= 0 for line in said)
