@@ -16,6 +16,7 @@ from meshwright.assign.buckets import (
     needed,
     orthogonal,
     stays,
+    tournament,
 )
 
 
@@ -124,3 +125,15 @@ def test_what_is_loaded_is_there_and_what_another_trains_is_stored_before(partit
     assert held == [set()] * machines
     if machines == 1:
         assert moved(stays(rounds[: len(rounds) // 2], partitions, False)) == 2 * (15 + 1)
+
+
+@pytest.mark.parametrize(("partitions", "machines"), [(4, 2), (8, 2), (16, 8)])
+def test_a_tournament_leaves_no_machine_without_a_bucket(partitions, machines):
+    rounds = tournament(partitions, machines)
+    assert sorted(b for one in rounds for b in one) == sorted(
+        EdgeBucket(i, j) for i in range(partitions) for j in range(partitions)
+    )
+    assert orthogonal(rounds, partitions, False) and len(rounds) == partitions**2 // machines
+    assert len(rounds) <= len(locked(partitions, machines))
+    with pytest.raises(ValueError, match="do not share"):
+        tournament(partitions + 1, machines)

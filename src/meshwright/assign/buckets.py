@@ -124,6 +124,38 @@ def grid(partitions: int, machines: int) -> tuple[Round, ...]:
     )
 
 
+def tournament(partitions: int, machines: int) -> tuple[Round, ...]:
+    """Return rounds of one table in which every machine has a bucket: pairs of partitions meet as players do in a
+    tournament of P - 1 days (Kirkman's circle: one stays, the others go round), so that those of a day have none in
+    common; a pair trains both directions, and both diagonals on the first day. Of the pairs of a day each machine takes
+    one that it has a partition of, where there is one.
+
+    Raises:
+        ValueError: partitions of which twice the machines are no divisor.
+    """
+    if partitions % (2 * machines):
+        raise ValueError(f"{machines} machines do not share {partitions // 2} pairs of {partitions} partitions")
+    held: list[set[int]] = [set() for _ in range(machines)]
+    out: list[Round] = []
+    for day in range(partitions - 1):
+        circle = [(day + turn) % (partitions - 1) for turn in range(partitions - 1)]
+        players = [partitions - 1, *circle]
+        pairs = [{players[i], players[-1 - i]} for i in range(partitions // 2)]
+        while pairs:
+            chosen: list[set[int] | None] = [None] * machines
+            for machine in sorted(range(machines), key=lambda m: -max(len(held[m] & pair) for pair in pairs)):
+                chosen[machine] = max(pairs, key=lambda pair, m=machine: len(held[m] & pair))
+                pairs.remove(chosen[machine])
+            held = [set(pair) for pair in chosen if pair is not None]
+            ends = [tuple(sorted(pair)) for pair in held]
+            out.append(tuple(EdgeBucket(i, j) for i, j in ends))
+            out.append(tuple(EdgeBucket(j, i) for i, j in ends))
+            if not day:
+                out.append(tuple(EdgeBucket(i, i) for i, _ in ends))
+                out.append(tuple(EdgeBucket(j, j) for _, j in ends))
+    return tuple(out)
+
+
 def orthogonal(rounds: Sequence[Round], partitions: int, apart: bool) -> bool:
     """Return whether no two machines hold the same in any round."""
     for one in rounds:

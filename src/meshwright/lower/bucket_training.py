@@ -14,14 +14,14 @@ from math import ceil
 import msgspec
 import numpy as np
 
-from meshwright.assign.buckets import Round, Stay, grid, locked, moved, needed, stays
+from meshwright.assign.buckets import Round, Stay, grid, locked, moved, needed, stays, tournament
 from meshwright.graph import GraphBuilder, RankClass, TaskGraph
 from meshwright.lower.entry import Entry
 from meshwright.lower.place import Mesh
 from meshwright.lower.program import LayerPass, Move, Program, Site
 from meshwright.lower.tier_sizes import COPY_US, DRIVE_US, rate_gb_s
 from meshwright.plan.bucket_rules import idle_of, is_host
-from meshwright.plan.facets.buckets import BESIDE, GRID, HOST, NVME, PEERS
+from meshwright.plan.facets.buckets import BESIDE, GRID, HOST, NVME, PEERS, TOURNAMENT
 from meshwright.plan.record import Plan
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.edge_samples import EdgeSamples
@@ -78,6 +78,8 @@ def rounds_of(model: NodeEmbedding, plan: Plan) -> tuple[Round, ...]:
     said, devices = plan.buckets, plan.layout.dp
     if said.way == GRID:
         return grid(said.partitions, devices)
+    if said.way == TOURNAMENT:
+        return tournament(said.partitions, devices)
     return locked(said.partitions, devices, model.context)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from meshwright.errors import Diagnostic
 from meshwright.plan.facet import wrong
 from meshwright.plan.facets import fields
-from meshwright.plan.facets.buckets import GRID, HOST, NVME, PEERS, UNSAID
+from meshwright.plan.facets.buckets import GRID, HOST, LOCK, NVME, PEERS, TOURNAMENT, UNSAID
 from meshwright.plan.record import Plan
 from meshwright.plan.text import read
 from meshwright.spec.cluster import Cluster
@@ -65,8 +65,16 @@ def partition_violations(plan: Plan, model: NodeEmbedding) -> list[Diagnostic]:
             message = f"buckets=grid: {devices} devices do not divide partitions={said.partitions}"
             most = devices * max(1, round(said.partitions / devices))
             found.append(wrong("P084", message, "buckets.partitions", f"say partitions={most}"))
+    if said.way == TOURNAMENT:
+        if model.context:
+            message = f"buckets=tournament: pairs are of one table, and {model.name} has two"
+            found.append(wrong("P084", message, "buckets.buckets", "say buckets=grid"))
+        if said.partitions % (2 * devices):
+            message = f"buckets=tournament: {devices} devices do not share the pairs of partitions={said.partitions}"
+            most = 2 * devices * max(1, round(said.partitions / (2 * devices)))
+            found.append(wrong("P084", message, "buckets.partitions", f"say partitions={most}"))
     least = devices if model.context else 2 * devices
-    if said.way != GRID and devices > 1 and said.partitions < least:
+    if said.way == LOCK and devices > 1 and said.partitions < least:
         message = f"{devices} devices hold {1 if model.context else 2} partitions of a table each, of {said.partitions}"
         found.append(wrong("P084", message, "buckets.partitions", f"say partitions={least}"))
     return found

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from meshwright.spec.model import Model
     from meshwright.spec.workload import Train
 
-#: Who trains which bucket: nothing said, as a lock server hands them out, or the diagonals of a grid.
-UNSAID, LOCK, GRID = "unsaid", "lock", "grid"
+#: Who trains which bucket: nothing said, as a lock server hands them out, the diagonals of a grid, or the pairs of the
+#: days of a tournament.
+UNSAID, LOCK, GRID, TOURNAMENT = "unsaid", "lock", "grid", "tournament"
 #: Where partitions lie that nobody trains: on the host, on its drives, or with the other machines.
 HOST, NVME, PEERS = "host", "nvme", "peers"
 #: Swapping: before a bucket is trained, or beside the one before it.
@@ -32,7 +33,8 @@ class Buckets(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         partitions: into how many parts nodes are cut; edges from one to another are a bucket.
         buckets: ``lock``: every device takes a bucket whose partitions nobody else holds; ``grid``: devices train the
-            diagonals of heads by tails, all of one before any of the next.
+            diagonals of heads by tails, all of one before any of the next; ``tournament``: pairs of partitions of one
+            table meet day by day, so that no device is ever left without.
         idle: where partitions lie that nobody trains: ``host``, ``nvme`` or ``peers``.
         swap: ``wait``: a bucket is trained once its partitions are there; ``beside``: those of the next one are brought
             while this one is trained, into room of their own.
@@ -72,8 +74,8 @@ FIELDS = (
     ),
     Field(
         name="buckets",
-        help="who trains which pair of partitions of a graph: as a lock server says, or by diagonals of a grid",
-        form=names(UNSAID, LOCK, GRID),
+        help="who trains which pair of partitions: as a lock server says, by diagonals of a grid, or day by day",
+        form=names(UNSAID, LOCK, GRID, TOURNAMENT),
         spelled=KEYED,
         place=361,
         decides=(LAYER, EXCHANGE),

@@ -6,13 +6,14 @@ other, and differentiates through the lookups of their rows.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.assign.buckets import Round, grid, locked
+from meshwright.assign.buckets import Round, grid, locked, tournament
 from meshwright.run import launch
 from meshwright.run.nodes.train import EPSILON, Hyper, NodeTrainer, Pools, batches_of, beginning, random_of
 from meshwright.run.world import World
@@ -26,11 +27,10 @@ HYPER = Hyper(lr=0.05, seed=3, dtype="float64")
 
 
 class Trained(NamedTuple):
-    """A way of training: its partitions, whether it is by the diagonals of a grid, whether there is a context, and its
-    workload."""
+    """A way of training: its partitions, who hands out buckets, whether there is a context, and its workload."""
 
     partitions: int
-    diagonals: bool
+    rounds: Callable[[int, int], tuple[Round, ...]]
     context: bool
     train: str
 
@@ -38,10 +38,13 @@ class Trained(NamedTuple):
 #: Ways that are held against one process, by a name.
 WAYS = {
     "lock server, one table, shared negatives": Trained(
-        4, False, False, "batch=20,negatives=8,shared=4,optimizer=rowwise-adagrad"
+        4, locked, False, "batch=20,negatives=8,shared=4,optimizer=rowwise-adagrad"
     ),
-    "lock server, one table, negatives of its own": Trained(5, False, False, "batch=16,negatives=3"),
-    "grid, two tables, walks": Trained(4, True, True, "batch=32,negatives=2,walk=6,augment=2,optimizer=adagrad"),
+    "lock server, one table, negatives of its own": Trained(5, locked, False, "batch=16,negatives=3"),
+    "tournament, one table, negatives of its own": Trained(
+        8, tournament, False, "batch=16,negatives=2,optimizer=adagrad"
+    ),
+    "grid, two tables, walks": Trained(4, grid, True, "batch=32,negatives=2,walk=6,augment=2,optimizer=adagrad"),
 }
 
 
@@ -54,9 +57,7 @@ def graph(context: bool) -> tuple[NodeEmbedding, Edges]:
 
 def rounds_for(way: Trained, ranks: int) -> tuple[Round, ...]:
     """Return the rounds of a pass on so many processes."""
-    if way.diagonals:
-        return grid(way.partitions, ranks)
-    return locked(way.partitions, ranks, way.context)
+    return way.rounds(way.partitions, ranks)
 
 
 def alone(
