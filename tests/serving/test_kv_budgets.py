@@ -76,11 +76,17 @@ def test_what_is_fetched_runs_beside_attention_and_the_longer_of_the_two_counts(
     assert hidden.end_s[0] == pytest.approx(3 + 0.002 * (100 + 101))
 
 
+def test_what_a_layer_s_queries_choose_is_waited_for():
+    assert serving.get("kv_budget", "shadowkv").shares(0.0156, 1024).chosen
+    served = simulate(kept(0.2, fetch_s=0.001, fetch_chosen=True), requests((0.0, 99, 3)))
+    assert served.end_s[0] == pytest.approx(3 + (0.002 + 0.001) * (100 + 101))
+
+
 @pytest.mark.parametrize("fetch_s", [0.0, 1e-3, 2e-3, 3e-3])
-@pytest.mark.parametrize("in_drive", [False, True])
-def test_runs_under_a_budget_are_what_their_iterations_are(fetch_s, in_drive):
+@pytest.mark.parametrize("how", ["", "in_drive", "fetch_chosen"])
+def test_runs_under_a_budget_are_what_their_iterations_are(fetch_s, how):
     asked = requests(*((0.4 * i, 40 + 7 * i, 30 + i) for i in range(20)))
-    one = kept(0.2, fetch_s=fetch_s, in_drive=in_drive and fetch_s > 0, blocks=40)
+    one = kept(0.2, fetch_s=fetch_s, blocks=40, **({how: fetch_s > 0} if how else {}))
     skipped, plain = (served_alone(one, asked, skips=skips) for skips in (True, False))
     assert skipped.runs < plain.runs and skipped.end_s == pytest.approx(plain.end_s, rel=1e-9)
     assert skipped.spent_s == pytest.approx(plain.spent_s, rel=1e-9)

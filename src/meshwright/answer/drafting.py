@@ -62,7 +62,9 @@ def draft_part(
     policy = serving.get("speculation", words.speculation)
     count = words.guesses or (ENDLESS if policy.endless else USUAL)
     targets = plan.layout.pp if policy.name == "pipeinfer" else words.targets
-    guesses = Guesses(policy=policy, accept=words.accept, targets=targets, realign_s=cache_s)
+    guesses = Guesses(
+        policy=policy, accept=words.accept, targets=targets, realign_s=cache_s, forgets=not words.draft_cache
+    )
     if words.draft == NGRAM:
         return DraftPart(drafts=Drafts(count=count), guesses=guesses)
     if words.draft == HEAD:
@@ -79,7 +81,7 @@ def draft_part(
         drafts=Drafts(count=count),
         guesses=msgspec.structs.replace(guesses, draft=table),
         weight_bytes=_head_bytes(forward) if words.draft == HEAD else forward.weight_bytes(0),
-        token_bytes=forward.kv_bytes(0),
+        token_bytes=forward.kv_bytes(0) * words.draft_cache,
     )
 
 

@@ -122,6 +122,7 @@ def built(
         kv_read=kept.read,
         fetch_s=fetched_s(kept, node, block_bytes / limits.block),
         in_drive=kept.in_drive,
+        fetch_chosen=kept.chosen,
         drafts=drafting.drafts if drafting else None,
         guessing=drafting.guesses if drafting else None,
         lora=lora,

@@ -15,13 +15,16 @@ import msgspec
 class KvShares(msgspec.Struct, frozen=True):
     """Shares of the keys and values of a context: ``device`` is kept on the device, ``read`` by each next token's
     attention, ``fetched`` from the host's memory, or its drives (``on_drives``), for each next token. Where they lie in
-    drives that compute attention themselves (``in_drive``) a next token takes none of the device's time for it."""
+    drives that compute attention themselves (``in_drive``) a next token takes none of the device's time for it. What is
+    fetched may be ``chosen`` by the queries of the layer that reads it: it is neither asked for before they are there,
+    nor is anything read meanwhile."""
 
     device: float = 1.0
     read: float = 1.0
     fetched: float = 0.0
     in_drive: bool = False
     on_drives: bool = False
+    chosen: bool = False
 
     @property
     def exact(self) -> bool:

@@ -2,7 +2,8 @@
 
 Of every token the device keeps its key as ``RANK`` numbers, and of every chunk of ``CHUNK`` tokens one mean key
 (landmark); chunks that a landmark stands badly for (outliers) stay whole. A next token scores the landmarks, rebuilds
-the keys of the best chunks and fetches their values over PCIe, but for those that the step before had fetched.
+the keys of the best chunks and fetches their values over PCIe, but for those that the step before had fetched: behind
+the scores of its layer, before the layer's attention, and beside nothing but the keys that are rebuilt.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class ShadowKV(msgspec.Struct, frozen=True):
         both = 2.0 * width
         landmarks = width / CHUNK / both
         keys = min(RANK, width) / both
-        return KvShares(keys + landmarks + OUTLIERS, landmarks + number + OUTLIERS, number * 0.5 * (1 - KEPT))
+        fetched = number * 0.5 * (1 - KEPT)
+        return KvShares(keys + landmarks + OUTLIERS, landmarks + number + OUTLIERS, fetched, chosen=True)
 
 
 POLICY = ShadowKV()

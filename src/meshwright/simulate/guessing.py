@@ -19,13 +19,14 @@ class Guesses(msgspec.Struct, frozen=True, kw_only=True):
     """The guesses of an engine: each comes true with the chance ``accept``, whatever the others do.
 
     ``draft`` are the costs of the draft model's iterations; None where guesses cost nothing. ``realign_s`` is what it
-    takes to move the cache of one token."""
+    takes to move the cache of one token; a draft model that ``forgets`` reads all of its sequences in each round."""
 
     policy: SpeculationPolicy
     accept: float
     draft: IterationCosts | None = None
     targets: int = 1
     realign_s: float = 0.0
+    forgets: bool = False
 
     def come_true(self, number: int, generated: int, drafted: int) -> int:
         """Return how many of the guesses behind the `generated` tokens of a request come true, the first ones."""
@@ -50,17 +51,24 @@ class Guesses(msgspec.Struct, frozen=True, kw_only=True):
         times = GuessTimes(
             self._step_s(contexts), verify_s, realign_s=self.realign_s * sum(contexts), targets=self.targets
         )
-        return self.policy.round_s(max(share.drafted for share in guessed), accepted, times)
+        again = self._read_s(len(contexts), sum(contexts), 0.0) if self.forgets and contexts else 0.0
+        return again + self.policy.round_s(max(share.drafted for share in guessed), accepted, times)
 
     def prompt_s(self, shares: Sequence[Share]) -> float:
         """Return the seconds in which the draft model reads prompts."""
         prompts = [share for share in shares if not share.drafted and share.new > 1]
-        if self.draft is None or not prompts:
+        if not prompts or self.forgets:
             return 0.0
-        tokens = sum(share.new for share in prompts)
         past = sum(share.past for share in prompts) / len(prompts)
-        own = float(self.draft.linear_s[min(tokens, self.draft.most_tokens)])
-        return own + self.draft.prefilling(len(prompts), tokens / len(prompts), past)
+        return self._read_s(len(prompts), sum(share.new for share in prompts), past)
+
+    def _read_s(self, count: int, tokens: int, past: float) -> float:
+        """Seconds in which the draft model reads the `tokens` of so many sequences behind `past` ones of each."""
+        if self.draft is None:
+            return 0.0
+        most = min(tokens, self.draft.most_tokens)
+        own = float(self.draft.linear_s[most]) * (tokens / most if self.forgets else 1.0)
+        return own + self.draft.prefilling(count, tokens / count, past)
 
     def _step_s(self, contexts: Sequence[int]) -> float:
         """Seconds of one step of the draft model."""

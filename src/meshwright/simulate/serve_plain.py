@@ -123,10 +123,13 @@ def _bin(gap: float) -> int:
 def _fetched(
     replica: Replica, decode: float, slope: float, room: float, context: int, sequences: int
 ) -> tuple[float, float, float]:
-    """Attention beside what it fetches over other links, layer by layer: the longer of the two."""
+    """Attention beside what it fetches over other links, layer by layer: the longer of the two, or one behind the other
+    where a layer's queries choose what is fetched."""
     fetch, growth = replica.fetch_s * context, replica.fetch_s * sequences
     if replica.in_drive:
         return fetch, growth, inf
+    if replica.fetch_chosen:
+        return decode + fetch, slope + growth, room
     crossing = (fetch - decode) / (slope - growth) if slope != growth else inf
     crossing = crossing if crossing > 0 else inf
     if fetch >= decode:

@@ -59,7 +59,8 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     ``wanted_s`` are the seconds in which a first token is wanted, by class of objectives (0: any time). ``block_s`` are
     the seconds in which a cache block goes to the host's memory or comes back. Under a KV budget a next token's
     attention reads the share ``kv_read`` of its context, for each token of which ``fetch_s`` seconds of other links
-    pass; where drives compute it (``in_drive``) it takes the device no time.
+    pass; where drives compute it (``in_drive``) it takes the device no time, and where a layer's queries choose it
+    (``fetch_chosen``) attention waits for it.
     """
 
     policy: BatchPolicy
@@ -77,6 +78,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     kv_read: float = 1.0
     fetch_s: float = 0.0
     in_drive: bool = False
+    fetch_chosen: bool = False
 
     @property
     def compiled(self) -> bool:
@@ -98,7 +100,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
         if self.drafts is None or guesses is None:
             return self.drafts is None
         known = isinstance(self.drafts, Drafts) and guesses.policy is SPECULATIVE and guesses.draft is not None
-        return known and self.policy.code in (V1, SARATHI)
+        return known and not guesses.forgets and self.policy.code in (V1, SARATHI)
 
     def decider(self, *, parks: bool = False, together: bool = True) -> Batching:
         """Return what decides over its iterations."""

@@ -52,7 +52,8 @@ class EngineWords(msgspec.Struct, frozen=True, kw_only=True):
     they take its rank of memory. Or each is a model of its own (``models``) in the host's memory, and slots have the
     ones that ran last. The model ``draft`` (or ``ngram``) guesses so many tokens ahead (``guesses``, 0: as
     the policy of ``speculation`` usually does), each of which comes true with the chance ``accept``; ``targets`` copies
-    of the model verify. ``kv_send`` says whether a prompt's keys and values go to another pool as a whole or layer by
+    of the model verify; a draft model without a cache of its own (``draft_cache``) reads each sequence anew in each
+    round. ``kv_send`` says whether a prompt's keys and values go to another pool as a whole or layer by
     layer, while later layers are computed. ``profile`` names the engine whose host times are meant. Replicas that
     ``borrow`` keep what they have no room for in the memory of others; those in ``pairs`` hold copies of each other's
     caches. Jobs ``beside`` train on the devices that serve, on the part of them that ``sharing`` gives. Replicas that
@@ -87,6 +88,7 @@ class EngineWords(msgspec.Struct, frozen=True, kw_only=True):
     guesses: int = 0
     accept: float = 0.0
     targets: int = 1
+    draft_cache: bool = True
     kv_send: str = "whole"
     borrow: bool = False
     pairs: bool = False
@@ -131,6 +133,7 @@ ENGINE_READERS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "guesses": ("engine.guesses", count(64), "a positive number of guessed tokens up to 64"),
     "accept": ("engine.accept", lambda t: positive(t, 1.0), "the share of guesses that come true, above 0 up to 1"),
     "targets": ("engine.targets", count(1024), "a positive number of copies of the model that verify"),
+    "draft_cache": ("engine.draft_cache", yes_no, "yes or no"),
     "kv_send": ("engine.kv_send", one_of(KV_SENDS), f"one of {', '.join(KV_SENDS)}"),
     "borrow": ("engine.borrow", yes_no, "yes or no"),
     "pairs": ("engine.pairs", yes_no, "yes or no"),

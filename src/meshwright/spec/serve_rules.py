@@ -105,7 +105,7 @@ def _engine(given: Mapping[str, str], place: str) -> list[Diagnostic]:
             "for example accept=0.7, the share of its guesses that come true; it depends on both models and the texts"
         )
         wrong.append(_bad("W003", "draft= does not say how often its guesses come true", place, help))
-    for key in ("speculation", "guesses", "accept", "targets"):
+    for key in ("speculation", "guesses", "accept", "targets", "draft_cache"):
         if key in given and "draft" not in given:
             wrong.append(_bad("W005", f"{key}= is of guessed tokens", place, f"say draft= too, or drop {key}"))
     if "fill" in given and "batch_wait" not in given:

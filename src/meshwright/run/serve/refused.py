@@ -175,6 +175,7 @@ def _of_words(words: EngineWords) -> Iterator[Diagnostic]:
         ("power", "clocks stay as they are"),
         ("zoo", "an engine computes whole models"),
         ("targets", "one copy of the model verifies"),
+        ("draft_cache", "a draft model keeps what it has read"),
         ("adapter_pool", "adapters are read as they are published"),
     ):
         value = getattr(words, name)
