@@ -43,7 +43,8 @@ def test_policies_are_trained_at_equal_tokens_and_a_study_is_added_to(capfd):
     assert float(first["local:h=2", "0"]["sent_per_token"]) == pytest.approx(sent / 2)
     files = sorted(Path("out").glob("runs/*/result.json"))
     written = {f: f.stat().st_mtime_ns for f in files}
-    assert main([*asked, "--sync", "dist-lion@3e-4 fedavg:h=1", "--seeds", "1", "--json"]) == 0
+    more = ["--sync", "dist-lion@3e-4 fedavg:h=1", "--feedback", "dfa:micro@1e-2"]
+    assert main([*asked, *more, "--seeds", "1", "--json"]) == 0
     found = json.loads(capfd.readouterr().out)["policies"]
     (served,) = (float(r["sent_per_token"]) for r in rows() if r["policy"] == "fedavg:h=1")
     assert served == pytest.approx(2 * sent)  # the model, and what changed in it
@@ -51,6 +52,7 @@ def test_policies_are_trained_at_equal_tokens_and_a_study_is_added_to(capfd):
     assert [one["policy"] for one in sorted(found, key=lambda one: one["policy"])] == [
         "dist-lion@3e-4",
         "fedavg:h=1",
+        "feedback=dfa:micro@1e-2",
         "local:h=2",
         "step",
     ]

@@ -69,7 +69,7 @@ def sarathi() -> Outcome:
     asked = AskedPlan("mistral-7b", "1xa100_80gb_pcie", "tp1")
     figures, best = [], 0.0
     for name, (prompt, output, longest) in (("openchat_sharegpt4", OPENCHAT), ("arxiv_summarization", ARXIV)):
-        lengths = f"prompt={_lognormal(*prompt)},output={_lognormal(*output)},longest={longest}"
+        lengths = f"prompt={_lognormal(*prompt)},output={_lognormal(*output)},longest={longest},engine=vllm-2023-12"
         for bound, (gap, budget) in (("strict", STRICT), ("relaxed", RELAXED)):
             chunked = asked.capacity(f"{lengths},policy=sarathi,max_batch=128,budget={budget}", gap)
             whole = asked.capacity(f"{lengths},policy=vllm-v0,max_batch=128,budget={longest}", gap)
@@ -85,6 +85,7 @@ def sarathi() -> Outcome:
         assumptions=(
             "lengths log-normal by the median and 90th percentile of the paper's table 2; device, batches, budgets and "
             "trials of 2,048 requests as in osdi-experiments/figure-5-6 of its code",
+            "all three schedulers on the code of vLLM that it began from, for which that of December 2023 stands",
         ),
     )
 
