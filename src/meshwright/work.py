@@ -25,6 +25,9 @@ class Gemm(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
 
     ``weights``: B is stored in a quantised format and made operands of ``dtype`` in registers, as MARLIN does ("": it
     is stored as it is multiplied).
+
+    ``read`` is the share of A's numbers that lie in memory, where the product makes A of them as it goes: the taps of a
+    convolution overlap (an implicit product, Chetlur et al., 2014, cuDNN, arXiv 1410.0759).
     """
 
     m: int
@@ -38,6 +41,7 @@ class Gemm(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     slices: int = 1
     weights: str = ""
     fixed: bool = False
+    read: float = 1.0
 
     @property
     def flops(self) -> float:
@@ -46,7 +50,7 @@ class Gemm(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     @property
     def num_bytes(self) -> float:
         """Bytes that must cross device memory at least once."""
-        operand = DTYPE_BYTES[self.dtype] * self.m * self.k + weight_bytes(self) * self.k * self.n
+        operand = DTYPE_BYTES[self.dtype] * self.m * self.k * self.read + weight_bytes(self) * self.k * self.n
         return self.batch * (operand + self.out_bytes * self.m * self.n * (2 if self.accumulate else 1))
 
 

@@ -22,7 +22,8 @@ def question(name):
     length = flow.tokens or min(1024, (model.learned_positions and model.max_seq_len) or 1024)
     frames = getattr(model.embedding, "frames", 0)
     film = f",frames={frames}" if frames else ""
-    return ("8xh100", f"batch=64,seq={length}{film}", "dp8 zero1")
+    size = "image=256" if any(one.scale for one in model.flows) else f"seq={length}"
+    return ("8xh100", f"batch=64,{size}{film}", "dp8 zero1")
 
 
 #: Refused, with the reason in their own papers and configurations.

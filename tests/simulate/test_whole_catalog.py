@@ -36,7 +36,8 @@ def test_every_model_is_predicted(name):
     flow = gpt.flows[gpt.head.stream]
     length = flow.tokens or min(1024, (gpt.learned_positions and gpt.max_seq_len) or 1024)
     frames = getattr(gpt.embedding, "frames", 0)
-    work = Train(global_batch=512, seq_len=length, frames=frames)
+    image = 256 if any(one.scale for one in gpt.flows) else 0
+    work = Train(global_batch=512, seq_len=image**2 or length, frames=frames, image=image)
     trains = [work, msgspec.structs.replace(work, **adapters)]
     answers = [predicted(gpt, H100S, train, words) for train in trains for words in WORDS]
     answers = [found for found in answers if found is not None]

@@ -294,8 +294,13 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tokens_per_s_per_gpu(self) -> float:
-        """Tokens a second of each device."""
+        """Tokens a second of each device, or images where the workload's are counted."""
         return self.metrics.tokens_per_s_per_gpu.value
+
+    @property
+    def images_per_s(self) -> float | None:
+        """Images a second of all devices; None where the model reads tokens."""
+        return self.train.global_batch / self.step_time_s if self.train.image else None
 
     @property
     def mfu(self) -> float:
@@ -354,15 +359,15 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         low, high = self.step_time_interval_s
-        tight, usd = self.tightest, self.money.usd_per_million_tokens
+        tight, usd, counted = self.tightest, self.money.usd_per_million_tokens, self.train.counted
         largest = sorted(self.attribution.items(), key=lambda item: -item[1])[:4]
         lines = (
             f"Prediction: {'fits' if self.fits else 'does not fit'}, {seconds(self.step_time_s)} a step "
             f"(80% within {seconds(low)} and {seconds(high)})",
             f"{self.model.name} on {self.cluster.name}, {self.train.text()}",
             f"plan {self.plan.text()}",
-            f"{self.tokens_per_s_per_gpu:,.0f} tokens/s/GPU, MFU {self.mfu:.1%}, bubble {self.bubble:.1%}"
-            + ("" if usd is None else f", ${usd:.3g} per million tokens"),
+            f"{self.tokens_per_s_per_gpu:,.0f} {counted}/s/GPU, MFU {self.mfu:.1%}, bubble {self.bubble:.1%}"
+            + ("" if usd is None else f", ${usd:.3g} per million {counted}"),
             f"{gibibytes(tight.peak_bytes)} of {gibibytes(tight.capacity_bytes)} on {tight.rank}",
             ", ".join(f"{name} {spent / self.step_time_s:.1%}" for name, spent in largest if spent),
         )
@@ -411,6 +416,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
             "step_time_interval_s": list(self.step_time_interval_s),
             "bound_s": self.bound_s,
             "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu,
+            "images_per_s": self.images_per_s,
             "mfu": self.mfu,
             "hfu": self.hfu,
             "bubble": self.bubble,

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from meshwright import schedules
+from meshwright.answer.feature_maps import convolution_assumptions
 from meshwright.answer.prediction import Assumption
 from meshwright.cost import Costs, Framework, measured
 from meshwright.cost.chain import EXTRAPOLATED
@@ -115,6 +116,7 @@ def assumptions(
                     device.sources.get("speed_spread", SPREAD_SOURCE),
                 )
             )
+    out += convolution_assumptions(model, train, plan)
     out += fabric(cluster)
     out += collectives(lowered, costs)
     f = costs.framework

@@ -64,9 +64,10 @@ def _model(name: str) -> dict[str, Any]:
         "embedding_params": model.embedding_params,
         "head_params": model.head_params,
     }
+    params = [model.block_params(kind).total + model.before_params(kind) for kind in range(len(model.blocks))]
     blocks = [
-        {"layers": n, "params": model.block_params(i).total, **msgspec.to_builtins(model.blocks[i])}
-        for i, n in enumerate(model.layers_by_kind)
+        {"layers": n, "params": each, **msgspec.to_builtins(block)}
+        for n, each, block in zip(model.layers_by_kind, params, model.blocks)
     ]
     rest = msgspec.to_builtins(model)
     for key in ("blocks", "pattern", "source"):

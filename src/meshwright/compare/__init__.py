@@ -194,7 +194,7 @@ def _rates(answer: Prediction, step_s: float) -> tuple[Pair, ...]:
     tokens = answer.tokens_per_s_per_gpu * answer.num_devices * predicted_s
     mfu = answer.mfu
     return (
-        _pair("tokens/s", tokens / predicted_s, tokens / step_s if step_s else 0.0),
+        _pair(f"{answer.train.counted}/s", tokens / predicted_s, tokens / step_s if step_s else 0.0),
         _pair("MFU", mfu, mfu * predicted_s / step_s if step_s else 0.0),
     )
 

@@ -47,6 +47,8 @@ def point(work: Work, *, serving: bool = False, ops: tuple[str, ...] = (), libra
     if isinstance(work, Gemm):
         element = DTYPE_BYTES[work.dtype]
         out = work.out_bytes * (2 if work.accumulate else 1)
+        # curves count all of A as read: what an implicit product leaves out is taken off its results
+        out -= element * work.k * (1.0 - work.read) / work.n
         x = (work.m, work.n, work.k, work.batch, element, out, weight_bytes(work))
         return Points(("gemm",), x, weight_only(work.weights) if work.weights else work.dtype)
     if isinstance(work, GroupedGemm):

@@ -224,7 +224,7 @@ def _notes(r: ExportRequest) -> Iterator[str]:
     yield f"fill in <SCRIPT>: {SCRIPT}"
     if _kind(r) == "DEEPSPEED":
         yield f"{deepspeed.FILE} beside it says stage, batch and precisions to the deepspeed package"
-    yield f"in the script: {r.plan.pipeline.microbatch} sequences of {r.train.seq_len} tokens a device and step"
+    yield f"in the script: {r.plan.pipeline.microbatch} {r.train.each} a device and step"
     yield f"in the script: Accelerator(gradient_accumulation_steps={r.num_microbatches})"
     yield f"in the script: the optimizer, {r.train.optimizer}" + (f", {r.num_steps} steps" if r.num_steps else "")
     yield f"in the script: attn_implementation={_attention(r)!r}"

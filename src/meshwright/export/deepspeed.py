@@ -323,7 +323,7 @@ def _notes(r: ExportRequest) -> Iterator[str]:
     yield launch.note(r, f"{launch.torchrun(r)} <SCRIPT> --deepspeed_config {FILE}")
     yield f"fill in <SCRIPT>: {SCRIPT}"
     yield "lr is DeepSpeed's default of 0.001, a plan does not say one; scheduler and clipping are left out"
-    yield f"in the script: sequences of {r.train.seq_len} tokens" + (f", {r.num_steps} steps" if r.num_steps else "")
+    yield f"in the script: {r.train.each}" + (f", {r.num_steps} steps" if r.num_steps else "")
     if read(r.plan.sync.policy).rule.name == QUANTISED:
         yield "ZeRO++ rounds to the nearest of levels around zero; QSDP rounds at random"
         if read(r.plan.sync.policy)["near"] == 1:

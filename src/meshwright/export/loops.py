@@ -115,7 +115,7 @@ def notes(r: ExportRequest, *, cast: bool = True) -> Iterator[str]:
     """Yield what is the script's to do; `cast`: the types of products too."""
     yield f"fill in <SCRIPT>: {SCRIPT}"
     steps = f", {r.num_steps} steps" if r.num_steps else ""
-    size = f"{r.num_microbatches} microbatches of {r.plan.pipeline.microbatch} x {r.train.seq_len} tokens a step"
+    size = f"{r.num_microbatches} microbatches of {r.plan.pipeline.microbatch} {r.train.each} a step"
     yield f"in the script: {r.train.optimizer}, {size}{steps}"
     if cast and r.compute != "fp32":
         yield f"in the script: the model in fp32, and torch.autocast in {r.compute}"

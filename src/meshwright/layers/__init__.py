@@ -22,9 +22,11 @@ MODULES = (
     "embedding",
     "head",
     "boundary",
+    "convolution",
     "diffusion",
     "scans",
     "shared",
+    "unet",
 )
 """The files of this package that define kinds, each as ``KINDS``: a new kind is a file and its name here."""
 

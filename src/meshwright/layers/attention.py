@@ -344,15 +344,16 @@ def _merges(c: Context, spec: Spec, heads: int, kv: int, queries: int) -> dict[s
 
 def _row(c: Context, source: Context, spec: Spec, heads: int, kv: int, backward: bool) -> AttentionCore:
     """Return the core of all rows of a microbatch against the rows of another stream."""
+    queries = c.seq_len // c.plan.layout.cp
     return AttentionCore(
         batch=c.rows,
-        q_len=c.seq_len,
+        q_len=queries,
         kv_len=source.seq_len,
         heads=heads,
         kv_heads=kv,
         head_dim=spec.head_dim,
         v_head_dim=spec.v_head_dim,
-        pairs=float(c.seq_len) * source.seq_len,
+        pairs=float(queries) * source.seq_len,
         dtype=c.attention_dtype,
         backward=backward,
     )

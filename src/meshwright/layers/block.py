@@ -132,7 +132,9 @@ def flops(block: Block, tokens: Tokens) -> Flops:
         a, own = block.cross, layers.of(block.cross).flops(block.cross, tokens)
         pairs = float(tokens.count) * tokens.at(block.source).count / tokens.rows
         mixing = pairs * 2.0 * a.heads * (a.head_dim + a.v_head_dim)
-        found = msgspec.structs.replace(found, mixing=found.mixing - own.mixing + mixing)
+        others = tokens.at(block.source).count - tokens.count if a.kv_inputs else 0  # tokens of another length
+        weights = found.weights + 2 * a.kv_params(a.kv_inputs) * others
+        found = msgspec.structs.replace(found, weights=weights, mixing=found.mixing - own.mixing + mixing)
     return found
 
 

@@ -110,8 +110,10 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def items(self) -> Batch:
         """The items of this stream."""
-        own = self.model.flows[self.stream].tokens
-        return ((document(own), self.rows),) if own else self.batch
+        flow = self.model.flows[self.stream]
+        if not flow.tokens and not flow.scale:
+            return self.batch
+        return ((document(flow.length(self.batch[0][0].new_tokens)), self.rows),)
 
     @property
     def count(self) -> int:

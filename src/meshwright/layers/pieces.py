@@ -256,7 +256,9 @@ class Context(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 def _items(flow: Stream, batch: Batch, plan: Plan) -> Batch:
     """Return a stream's items of a microbatch: the workload's, or one of the stream's own length for each row."""
-    return ((document(flow.tokens), plan.pipeline.microbatch),) if flow.tokens else batch
+    if not flow.tokens and not flow.scale:
+        return batch
+    return ((document(flow.length(batch[0][0].new_tokens)), plan.pipeline.microbatch),)
 
 
 def dequantised(c: Context, name: str, num_weights: float, kernels: int = 1) -> list[Piece]:

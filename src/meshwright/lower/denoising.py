@@ -16,6 +16,7 @@ from meshwright.plan import Plan
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.diffusion import Latents
 from meshwright.spec.model import Model
+from meshwright.spec.unet import LatentStem
 from meshwright.spec.workload import Train
 
 
@@ -41,16 +42,17 @@ def denoising_step(plan: Plan, model: Model, cluster: Cluster, train: Train) -> 
     binder, pp = Binder(stages, mesh), plan.layout.pp
     passes = tuple(binder(PassRole("F", c.units, 0, 0 if mesh.alike else r)) for r, c in enumerate(stages.compositions))
     starts = mesh.slices[0].starts
-    onward = tuple(binder.message(mesh.pair(starts[r], starts[r + 1])) for r in range(pp - 1))
+    behind = [layers[0] if layers else 0 for layers in stages.layers[1:]]
+    onward = tuple(binder.message(mesh.pair(starts[r], starts[r + 1]), behind[r]) for r in range(pp - 1))
     c, e = stages.context(), stages.context().element
     back = None
     if pp > 1:
-        assert isinstance(model.embedding, Latents)
+        assert isinstance(model.embedding, Latents | LatentStem)
         size = c.tokens * model.embedding.inner * e
         back = binder.moving((("send", size, mesh.pair(starts[-1], starts[0])),))
     held = [stages.total_params(composition.units) for composition in stages.compositions]
     units = {unit for composition in stages.compositions for unit in composition.units}
-    working = max(found.saved + found.working for found in map(stages.unit_activations, units))
+    working = max(found.saved + found.working for found in map(stages.unit_activations, units)) + _waiting(stages)
     return DenoisingStep(
         passes=passes,
         onward=onward,
@@ -59,6 +61,18 @@ def denoising_step(plan: Plan, model: Model, cluster: Cluster, train: Train) -> 
         working=working,
         kept=_kept(stages) if plan.denoising.stale == "patches" else 0.0,
     )
+
+
+def _waiting(stages: Stages) -> float:
+    """Bytes of maps that wait for layers behind the next, at the border where they are most; of one stream none."""
+    model, c = stages.model, stages.context()
+    if len(model.flows) == 1:
+        return 0.0
+
+    def sizes(border: int) -> list[float]:
+        return [c.at(s).tokens * c.at(s).hidden * c.element for s in model.carried(border)]
+
+    return max(sum(each) - max(each, default=0.0) for each in map(sizes, range(1, model.num_layers)))
 
 
 def _kept(stages: Stages) -> float:
@@ -70,6 +84,7 @@ def _kept(stages: Stages) -> float:
     most = 0.0
     for held in stages.layers:
         blocks = [stages.model.block(layer) for layer in held]
-        width = sum(a.kv_heads * (a.head_dim + a.v_head_dim) for block in blocks for a in block.attentions)
-        most = max(most, width / c.tp * c.tokens * plan.layout.cp * share * c.element)
+        own = [(b.attention, c.at(b.stream).tokens) for b in blocks if b.attention is not None]
+        width = sum(a.kv_heads * (a.head_dim + a.v_head_dim) * tokens for a, tokens in own)
+        most = max(most, width / c.tp * plan.layout.cp * share * c.element)
     return most

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import isqrt
 
 from meshwright import layers
 from meshwright.errors import Diagnostic
 from meshwright.plan.record import Plan
 from meshwright.spec.cluster import Cluster
+from meshwright.spec.denoise import DENOISE
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 
@@ -30,6 +32,9 @@ def _streams(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterat
         return
     layout = plan.layout
     fixed = [flow for flow in model.flows if flow.tokens]
+    if any(flow.scale for flow in model.flows):
+        yield from _maps(plan, model, train)
+        return
     if layout.cp > 1 and (len(model.flows) > 1 or fixed):
         names = " and ".join(f"{flow.name} tokens" for flow in model.flows)
         yield _bad(
@@ -46,6 +51,22 @@ def _streams(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterat
                 f"layout.tp = {layout.tp}",
                 "say nosp",
             )
+
+
+def _maps(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic]:
+    """P028 for maps whose rows ranks do not share alike, while images are made; otherwise they stay whole (P027)."""
+    cp = plan.layout.cp
+    if cp == 1 or train.phase != DENOISE:
+        return
+    sides = sorted({isqrt(flow.length(train.seq_len)) for flow in model.flows if flow.scale})
+    if wrong := [side for side in sides if side % cp]:
+        fit = [n for n in range(1, cp) if not any(side % n for side in sides)]
+        yield _bad(
+            "P028",
+            f"cp={cp} ranks do not share the {wrong[0]} rows of a map of {model.name} alike",
+            f"layout.cp = {cp}",
+            f"valid cp for this image: {', '.join(map(str, fit))}; or another size=",
+        )
 
 
 RULES = (_layers, _streams)

@@ -19,6 +19,7 @@ from meshwright.plan.layer_rules import RULES as LAYER_RULES
 from meshwright.plan.pool_rules import violations as several
 from meshwright.plan.record import Plan
 from meshwright.spec.cluster import Cluster
+from meshwright.spec.denoise import DENOISE
 from meshwright.spec.model import Model
 from meshwright.spec.workload import SERVED_DTYPES, Train
 
@@ -91,11 +92,33 @@ def beyond_positions(model: Model, train: Train) -> Iterator[Diagnostic]:
         message = about if film else f"{model.name} attends over all tokens of a sequence, which has no frames"
         help = f"say frames={usual}, and seq= as many times the places of a frame" if film else "drop frames="
         yield Diagnostic(code="W009", message=message, place=f"--train frames={train.frames}", help=help)
+    yield from _image(model, train)
     most = min(model.max_seq_len or model.learned_positions, model.learned_positions)
     if model.learned_positions and train.longest_document > most:
         help = f"at most seq={most}; documents of up to {most} tokens may be packed (lengths=)"
         message = f"{model.name} has learned positions for {most:,} tokens, not for {train.longest_document:,}"
         yield Diagnostic(code="W006", message=message, place=f"--train seq={train.seq_len}", help=help)
+
+
+def _image(model: Model, train: Train) -> Iterator[Diagnostic]:
+    """W009 for images of a model that reads tokens, tokens of one that reads images, and images that its maps do not
+    divide where they must."""
+    scales = [flow.scale for flow in model.flows if flow.scale]
+    if not scales and train.image:
+        tokens = model.flows[model.head.stream].tokens
+        message = f"{model.name} reads tokens, and image= is of networks of convolutions"
+        help = f"say seq={tokens} in place of image=" if tokens else "say seq= in place of image="
+        yield Diagnostic(code="W009", message=message, place=f"--train image={train.image}", help=help)
+    if not scales or train.phase == DENOISE:
+        return
+    if not train.image:
+        message = f"{model.name} reads images, and how large they are is not said"
+        help = "say image=224, pixels along a side, in place of seq="
+        yield Diagnostic(code="W009", message=message, place=f"--train seq={train.seq_len}", help=help)
+    elif train.image < max(scales):
+        message = f"{model.name} makes maps {max(scales)} times smaller than an image of {train.image} pixels a side"
+        help = f"say image={max(scales)} or more"
+        yield Diagnostic(code="W009", message=message, place=f"--train image={train.image}", help=help)
 
 
 def one_stream(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic]:

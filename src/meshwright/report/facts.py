@@ -9,7 +9,7 @@ from meshwright.causes import WORDS
 from meshwright.quantity import big, gibibytes, lacking, seconds
 from meshwright.simulate.clients import Version
 from meshwright.spec.network_bill import network_bill
-from meshwright.spec.workload import REORDERED
+from meshwright.spec.workload import REORDERED, Train
 from meshwright.sync.merged import MergedTasks
 from meshwright.sync.policy import read
 
@@ -46,7 +46,7 @@ def verdict(prediction: Prediction) -> tuple[str, ...]:
     return (
         fit(prediction),
         f"{seconds(prediction.step_time_s)}/step [{_bare(low, unit)}, {_bare(high, unit)}]",
-        f"{prediction.tokens_per_s_per_gpu:,.0f} tokens/s/GPU",
+        f"{prediction.tokens_per_s_per_gpu:,.0f} {prediction.train.counted}/s/GPU",
         f"MFU {prediction.mfu:.0%}",
     )
 
@@ -117,16 +117,22 @@ def percent(change: float) -> str:
 
 
 def money(prediction: Prediction) -> list[tuple[str, str]]:
-    """(what, value) for cost and energy, per step and per million tokens; says so where the catalog has no figure."""
+    """(what, value) for cost and energy, per step and per million tokens (or images); says so where the catalog has no
+    figure."""
     m = prediction.money
     per_million = None if m.joules_per_token is None else m.joules_per_token * 1e6
     return [
         ("cost per step", usd(m.usd_per_step)),
-        ("cost per million tokens", usd(m.usd_per_million_tokens)),
+        (f"cost per million {prediction.train.counted}", usd(m.usd_per_million_tokens)),
         ("energy per step", _energy(m.joules_per_step)),
-        ("energy per million tokens", _energy(per_million)),
+        (f"energy per million {prediction.train.counted}", _energy(per_million)),
         *_network(prediction),
     ]
+
+
+def priced_per(train: Train) -> str:
+    """``Mtok``: the unit that prices are per, in short."""
+    return "Mimg" if train.image else "Mtok"
 
 
 def _network(prediction: Prediction) -> list[tuple[str, str]]:
@@ -157,11 +163,11 @@ def clients(prediction: Prediction) -> list[tuple[str, str, str]]:
     if c is None or not c.versions:
         return []
     count, last = len(c.steps), c.versions[-1]
-    tokens = prediction.train.tokens_per_step / count
+    tokens, counted = prediction.train.tokens_per_step / count, prediction.train.counted
     a_step = c.seconds * count / c.merged
     return [
         ("a version", seconds(last.at_s / len(c.versions)), f"{len(c.versions):,} in {seconds(c.seconds)}"),
-        ("a step of all", seconds(a_step), f"{tokens * c.merged / c.seconds:,.0f} tokens/s of {count:,} clients"),
+        ("a step of all", seconds(a_step), f"{tokens * c.merged / c.seconds:,.0f} {counted}/s of {count:,} clients"),
         ("at work", f"{c.busy:.0%}", f"of the time; {min(c.steps):,} to {max(c.steps):,} steps a client"),
         ("not merged", f"{c.wasted / max(1, sum(c.steps)):.1%}", f"of {sum(c.steps):,} steps; {c.left:,} tasks left"),
         ("staleness", f"{c.staleness:.2f}", "versions that an answer is behind, in the mean"),

@@ -90,10 +90,14 @@ def _pick(found: Found) -> dict[str, Any] | None:
         "interval": between(low, high),
         "track": _track(low, p.step_time_s, high, low * 0.9, high * 1.05),
         "tiles": [
-            ("Throughput", f"{p.tokens_per_s_per_gpu:,.0f}", "tokens/s/GPU"),
+            ("Throughput", f"{p.tokens_per_s_per_gpu:,.0f}", f"{p.train.counted}/s/GPU"),
             ("MFU", f"{p.mfu:.1%}", f"bubble {p.bubble:.1%}"),
             ("Memory left", gibibytes(p.tightest.headroom_bytes), f"of {gibibytes(p.tightest.capacity_bytes)}"),
-            ("Per million tokens", "-" if usd is None else f"${usd:.3g}", "no price known" if usd is None else "USD"),
+            (
+                f"Per million {p.train.counted}",
+                "-" if usd is None else f"${usd:.3g}",
+                "no price known" if usd is None else "USD",
+            ),
             ("Run by", big(len(pick.engines)), ", ".join(pick.engines) or "no engine"),
         ],
     }

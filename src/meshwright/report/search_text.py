@@ -7,6 +7,7 @@ from rich.text import Text
 
 from meshwright.answer.risk import USUAL_RISK
 from meshwright.quantity import big, gibibytes, seconds
+from meshwright.report.facts import priced_per
 from meshwright.report.page import Page
 from meshwright.report.text import training_run
 from meshwright.search.found import OBJECTIVES, WITHIN, Excluded, Found, Ranked, value_of
@@ -120,7 +121,7 @@ def cells(ranked: Ranked) -> tuple[str, ...]:
         between(*p.step_time_interval_s),
         f"{p.mfu:.1%}",
         gibibytes(p.tightest.headroom_bytes),
-        "-" if usd is None else f"${usd:.3g}/Mtok",
+        "-" if usd is None else f"${usd:.3g}/{priced_per(p.train)}",
         f"{count} variant{'s' * (count > 1)} within {WITHIN:.0%}" if count else "",
     )
 

@@ -12,13 +12,12 @@ from typing import Any
 import msgspec
 
 from meshwright.errors import MeshwrightError
-from meshwright.spec.diffusion import Latents
+from meshwright.spec.diffusion import LATENT_PIXELS, Latents
 from meshwright.spec.model import Model
+from meshwright.spec.unet import LatentStem
 from meshwright.spec.words import SaidWords
 from meshwright.spec.workload import TRAINED_DTYPES, Train
 
-#: Pixels along a side of one latent: the autoencoder of latent diffusion (Rombach et al., 2112.10752), as DiT uses it.
-LATENT_PIXELS = 8
 #: The phase of a workload that is a denoising step, which no text of a training workload says.
 DENOISE = "denoise"
 #: Largest image, count of images and of steps: above, a slip of the keyboard.
@@ -51,14 +50,17 @@ class Denoise(msgspec.Struct, frozen=True, kw_only=True):
             MeshwrightError: W019 for a model that denoises nothing, for a size that patches do not divide, and for
                 frames of a model of images or none of one of videos.
         """
-        if not isinstance(model.embedding, Latents):
+        maps = isinstance(model.embedding, LatentStem)
+        if not maps and not isinstance(model.embedding, Latents):
             message = f"{model.name} denoises no images"
-            help = "a diffusion transformer, such as dit-xl-2-256"
+            help = "a diffusion transformer, such as dit-xl-2-256, or a U-Net, such as sdxl"
             raise MeshwrightError.one("W019", message, place=f"model {model.name}", help=help)
-        each = LATENT_PIXELS * model.embedding.patch
-        if self.size % each:
-            message = f"an image of {self.size} pixels a side is not made of patches of {each}"
-            near = max(each, round(self.size / each) * each)
+        each = LATENT_PIXELS * (1 if maps else model.embedding.patch)
+        least = max(flow.scale for flow in model.flows) if maps else each
+        if self.size % least:
+            what = f"halved to maps of 1/{least}" if maps else f"made of patches of {least}"
+            message = f"an image of {self.size} pixels a side is not {what}"
+            near = max(least, round(self.size / least) * least)
             raise MeshwrightError.one("W019", message, place=f"--denoise size={self.size}", help=f"say size={near}")
         if bool(self.frames) != bool(model.embedding.frames):
             what = "videos, and frames are not said" if model.embedding.frames else "images, which have no frames"
@@ -68,9 +70,16 @@ class Denoise(msgspec.Struct, frozen=True, kw_only=True):
         return (self.size // each) ** 2 * max(1, self.frames)
 
     def train(self, model: Model) -> Train:
-        """Return one step as a workload of sequences, which nothing is trained by."""
+        """Return one step as a workload of sequences, which nothing is trained by; of a model of feature maps they are
+        images of so many pixels."""
+        tokens, maps = self.tokens(model), isinstance(model.embedding, LatentStem)
         return Train(
-            global_batch=self.rows, seq_len=self.tokens(model), dtype=self.dtype, phase=DENOISE, frames=self.frames
+            global_batch=self.rows,
+            seq_len=self.size**2 if maps else tokens,
+            dtype=self.dtype,
+            phase=DENOISE,
+            frames=self.frames,
+            image=self.size if maps else 0,
         )
 
     def text(self) -> str:

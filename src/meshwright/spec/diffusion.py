@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import msgspec
 
+#: Pixels along a side of one latent: the autoencoder of latent diffusion (Rombach et al., 2112.10752), as DiT uses it.
+LATENT_PIXELS = 8
+
 
 class Latents(msgspec.Struct, frozen=True, kw_only=True):
     """Patches of noisy latents become hidden states; the step and the class become one vector of a sequence.

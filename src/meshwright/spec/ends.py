@@ -7,19 +7,31 @@ images to text (LLaVA, Liu et al. 2023, 2310.03744). Each record counts its para
 
 from __future__ import annotations
 
+from math import isqrt
+
 import msgspec
 
 
 class Stream(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that flow through some of a model's layers: ``hidden`` is their width, ``tokens`` how many of them one
     sequence of the workload brings (0 = as many as the sequence is long), ``causal`` whether one sees no later one,
-    ``inserts`` how many of a sequence's tokens come from another stream (an image among words)."""
+    ``inserts`` how many of a sequence's tokens come from another stream (an image among words). ``scale``: the tokens
+    are the places of feature maps, whose sides are so many times smaller than those of the workload's image, rounded up
+    where they are ``padded`` and down where not; 0: they are none."""
 
     name: str
     hidden: int
     tokens: int = 0
     causal: bool = True
     inserts: int = 0
+    scale: int = 0
+    padded: bool = True
+
+    def length(self, whole: int) -> int:
+        """Return the tokens of one sequence here, of which the workload's has `whole`."""
+        if self.scale:
+            return ((isqrt(whole) + (self.scale - 1 if self.padded else 0)) // self.scale) ** 2
+        return self.tokens or whole
 
 
 class Embedding(msgspec.Struct, frozen=True, kw_only=True):

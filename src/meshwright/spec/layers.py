@@ -41,6 +41,7 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
         gated: a gate as wide as the queries, projected with them, scales the output (Qwen3-Next).
         position_params: learned numbers that are added to scores by distance (T5), in this layer.
         over: the dim of a video that tokens attend over, ``space`` or ``time``; "" = all tokens.
+        kv_inputs: width of what keys and values are made of where another stream has another one, 0 = the model's.
     """
 
     heads: int
@@ -65,6 +66,7 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
     gated: bool = False
     position_params: int = 0
     over: str = ""
+    kv_inputs: int = 0
 
     @property
     def normed_over_all(self) -> bool:
@@ -88,7 +90,7 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
 
     def num_params(self, hidden: int) -> int:
         """Parameters of this attention in a model of width `hidden`, norms on queries and keys included."""
-        kv = self._latent_kv_params(hidden) if self.kv_lora_rank else self._kv_params(hidden)
+        kv = self._latent_kv_params(hidden) if self.kv_lora_rank else self.kv_params(self.kv_inputs or hidden)
         out = self.heads * self.v_head_dim * hidden + (hidden if self.out_bias else 0)
         sinks = self.heads if self.sinks else 0
         extra = sinks + self.qk_norm_params + self.position_params
@@ -102,7 +104,8 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
         norm_and_bias = self.q_lora_rank * (2 if self.qkv_bias else 1)
         return hidden * self.q_lora_rank + norm_and_bias + self.q_lora_rank * self.q_width
 
-    def _kv_params(self, hidden: int) -> int:
+    def kv_params(self, hidden: int) -> int:
+        """Return the parameters of the projections of keys and values from inputs of this width."""
         width = self.kv_heads * (self.head_dim if self.key_as_value else self.head_dim + self.v_head_dim)
         return (hidden + (1 if self.qkv_bias else 0)) * width
 
@@ -254,7 +257,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def reads(self) -> tuple[int, ...]:
         """Streams whose tokens the layer needs."""
-        ended = [part.stream for part in self.before if hasattr(part, "stream")]
+        ended = [s for part in self.before for s in getattr(part, "reads", (getattr(part, "stream", self.stream),))]
         return tuple(dict.fromkeys([self.stream, *ended, *([self.source] if self.cross is not None else [])]))
 
     @property

@@ -17,13 +17,16 @@ def num_matrices(model: Model) -> int:
         (False, False) if names is None else (bool(names.qkv), bool(names.gate_up))
     )  # several are one tensor
     blocks = sum(n * _block(block, fused, joined) for n, block in zip(model.layers_by_kind, model.blocks))
-    tables = 1 + (getattr(model.embedding, "positions", 0) > 0) + (getattr(model.embedding, "types", 0) > 0)
+    tables = getattr(model.embedding, "num_matrices", 1)
+    tables += (getattr(model.embedding, "positions", 0) > 0) + (getattr(model.embedding, "types", 0) > 0)
+    tables += len(getattr(model.head, "widths", ()))
     return tables + blocks + (0 if model.tied_embeddings else 1)
 
 
 def _block(block: Block, fused: bool, joined: bool) -> int:
     mixing = [part for part in (block.mixer, block.attention, block.cross) if part is not None]
-    return sum(_mixing(part, fused) for part in mixing) + _mlp(block.mlp, joined)
+    before = sum(getattr(part, "num_matrices", 0) for part in block.before)
+    return before + sum(_mixing(part, fused) for part in mixing) + _mlp(block.mlp, joined)
 
 
 def _mixing(part: msgspec.Struct, fused: bool) -> int:

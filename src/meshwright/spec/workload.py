@@ -21,7 +21,7 @@ from meshwright.spec.lengths import LOGNORMAL, PARAMETERS, Lengths
 from meshwright.spec.lora import LORA_TARGETS, Lora, read_alpha, read_targets
 from meshwright.spec.routing import Routing
 from meshwright.spec.routing import read as read_routing
-from meshwright.spec.workload_rules import contradictions
+from meshwright.spec.workload_rules import contradictions, fitted_lengths
 
 #: Compute precisions of the matrix multiplications, with bytes per element as stored for the multiply.
 DTYPE_BYTES: dict[str, float] = {
@@ -92,6 +92,8 @@ OPTIMIZER_MOMENTS: dict[str, float] = {
 LAYERWISE = ("lamb", "lars")
 #: Largest batch, length and rank: above, a slip of the keyboard.
 MAX_COUNT = 10**9
+#: Largest image, in pixels along a side.
+MAX_SIDE = 30_000
 #: How documents are laid into sequences: whole documents, as many as fit; one a sequence, filled up; in microbatches of
 #: equal tokens and equal attention; as many as fit, with the sequences of each batch dealt to ranks and put in order by
 #: their attention; one behind the other, cut where a sequence ends.
@@ -120,7 +122,8 @@ class Train(msgspec.Struct, frozen=True, kw_only=True):
     ``adversarial``: half of a step's loss is that of its text with embeddings moved so far, in parts of their own
     length, along the gradient by weights one step old; 0: none. ``bias_rate`` is how far every step moves the selection
     biases of routers towards even loads; 0: they stay.
-    ``frames``: a sequence is a video of so many frames; 0: it is none.
+    ``frames``: a sequence is a video of so many frames; 0: it is none. ``image``: each is an image of so many pixels a
+    side, and ``seq_len`` counts its pixels; 0: none is.
     """
 
     global_batch: int
@@ -146,6 +149,7 @@ class Train(msgspec.Struct, frozen=True, kw_only=True):
     bias_rate: float = 0.0
     locality: float = 0.0
     frames: int = 0
+    image: int = 0
 
     @property
     def moments(self) -> int:
@@ -158,8 +162,19 @@ class Train(msgspec.Struct, frozen=True, kw_only=True):
         return self.pack or ("packed" if self.lengths is not None else "")
 
     @property
+    def counted(self) -> str:
+        """The things that rates, prices and ``tokens`` count: tokens, or images where a model reads these by pixels."""
+        return "images" if self.image else "tokens"
+
+    @property
+    def each(self) -> str:
+        """A batch's sequences in words: ``sequences of 8192 tokens``."""
+        return f"images of {self.image} x {self.image} pixels" if self.image else f"sequences of {self.seq_len} tokens"
+
+    @property
     def tokens_per_step(self) -> int:
-        return self.global_batch * self.seq_len
+        """Return the tokens that a step trains on, or images, as they are ``counted``."""
+        return self.global_batch * (1 if self.image else self.seq_len)
 
     @property
     def longest_document(self) -> int:
@@ -196,7 +211,7 @@ class Train(msgspec.Struct, frozen=True, kw_only=True):
 
     def text(self) -> str:
         """The form :func:`parse` reads back."""
-        parts = [f"batch={self.global_batch}", f"seq={self.seq_len}"]
+        parts = [f"batch={self.global_batch}", f"image={self.image}" if self.image else f"seq={self.seq_len}"]
         default = Train(global_batch=1, seq_len=1)
         for key, name in (("optimizer", "optimizer"), ("dtype", "dtype"), ("phase", "phase")):
             if getattr(self, name) != getattr(default, name):
@@ -295,12 +310,14 @@ def parse(text: str, *, place: str = "--train", base: Path = Path()) -> Train:
             values[name] = read
     for key, name in (("batch", "global_batch"), ("seq", "seq_len")):
         if key not in given and not any(_READERS.get(k, ("",))[0] == name for k in given):
+            if key == "seq" and "image" in given:
+                continue
             found.append(
                 Diagnostic(
                     code="W003",
                     message=f"the workload does not say {key}",
                     place=f"{place} {text!r}",
-                    help="for example batch=512,seq=8192",
+                    help="for example batch=512,seq=8192, or of a network of convolutions batch=512,image=224",
                 )
             )
     if lora and values.get("phase", "lora") != "lora":
@@ -312,7 +329,9 @@ def parse(text: str, *, place: str = "--train", base: Path = Path()) -> Train:
                 help="drop them or write phase=lora",
             )
         )
-    found += _fitted(values, place, base) + contradictions(values, place)
+    found += fitted_lengths(values, place, base) + contradictions(values, place)
+    if "image" in values:
+        values["seq_len"] = values["image"] ** 2
     if found:
         raise MeshwrightError(found)
     if lora or values.get("phase") == "lora":
@@ -323,6 +342,11 @@ def parse(text: str, *, place: str = "--train", base: Path = Path()) -> Train:
 def _count(value: str) -> int | None:
     read = parse_count(value, binary_k=True)
     return read if read is not None and 0 < read <= MAX_COUNT else None
+
+
+def _side(value: str) -> int | None:
+    read = _count(value)
+    return read if read is not None and read <= MAX_SIDE else None
 
 
 def _tokens(value: str) -> float | None:
@@ -342,22 +366,6 @@ def _one_of(choices):
 
 def _seed(value: str) -> int | None:
     return int(value) if value.isdecimal() and len(value) <= 9 else None
-
-
-def _fitted(values: dict[str, object], place: str, base: Path) -> list[Diagnostic]:
-    """Cut drawn lengths of a distribution to the sequence; W007 for said ones that do not fit, unless they are cut."""
-    lengths, seq = values.get("lengths"), values.get("seq_len")
-    if lengths is None or seq is None:
-        return []
-    if lengths.said.startswith(f"{LOGNORMAL}:"):
-        values["lengths"] = of_documents.clipped(lengths, seq)
-        return []
-    over = of_documents.beyond(lengths, seq, base) if values.get("pack") != "concat" else ""
-    if not over:
-        return []
-    help = f"say seq={lengths.tokens[-1]} or more, or pack=concat, which cuts documents where a sequence ends"
-    message = f"documents are longer than a sequence of seq={seq} tokens: {over}"
-    return [Diagnostic(code="W007", message=message, place=f"{place} lengths={lengths.text()[:80]}", help=help)]
 
 
 def _few(value: str) -> int | None:
@@ -429,6 +437,7 @@ _READERS = {
     "clusters": ("clusters", _few, "a number of clusters from 2 up to 1000"),
     "causal": ("causal", _yes_no, "yes or no"),
     "frames": ("frames", _count, "a positive number of frames up to 1e9"),
+    "image": ("image", _side, f"pixels along a side, up to {MAX_SIDE:,}"),
 }
 #: Keys whose values may be files, which lie in a folder.
 FILES = ("lengths", "routing")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from meshwright.errors import Diagnostic
+from meshwright.spec import lengths as of_documents
+from meshwright.spec.lengths import LOGNORMAL
 
 
 def contradictions(values: dict[str, object], place: str) -> list[Diagnostic]:
     """Return W002 for each pair of what a workload's keys say that does not go together."""
-    return [*_growing(values, place), *_clustered(values, place), *_opposed(values, place), *_filmed(values, place)]
+    rules = (_growing, _clustered, _opposed, _filmed, _pictured)
+    return [diagnostic for rule in rules for diagnostic in rule(values, place)]
 
 
 def _growing(values: dict[str, object], place: str) -> list[Diagnostic]:
@@ -70,3 +75,39 @@ def _filmed(values: dict[str, object], place: str) -> list[Diagnostic]:
             found.append((f"sequences are videos of {frames} frames, and {key}= lays out documents", f"drop {key}="))
     said = f"{place} frames={frames}"
     return [Diagnostic(code="W002", message=message, place=said, help=help) for message, help in found]
+
+
+def _pictured(values: dict[str, object], place: str) -> list[Diagnostic]:
+    """W002 for what is about tokens beside images that are read by their pixels."""
+    if "image" not in values:
+        return []
+    said = f"{place} image={values['image']}"
+    words = {"seq_len": "seq", "lengths": "lengths", "pack": "pack", "frames": "frames", "routing": "routing"}
+    words |= {"adversarial": "adversarial", "align": "align"}
+    return [
+        Diagnostic(
+            code="W002",
+            message=f"each sequence is an image of {values['image']} x {values['image']} pixels, and {word}= is about "
+            "tokens",
+            place=said,
+            help=f"drop {word}=, or image= where the model reads tokens",
+        )
+        for key, word in words.items()
+        if key in values
+    ]
+
+
+def fitted_lengths(values: dict[str, object], place: str, base: Path) -> list[Diagnostic]:
+    """Cut drawn lengths of a distribution to the sequence; W007 for said ones that do not fit, unless they are cut."""
+    lengths, seq = values.get("lengths"), values.get("seq_len")
+    if lengths is None or seq is None:
+        return []
+    if lengths.said.startswith(f"{LOGNORMAL}:"):
+        values["lengths"] = of_documents.clipped(lengths, seq)
+        return []
+    over = of_documents.beyond(lengths, seq, base) if values.get("pack") != "concat" else ""
+    if not over:
+        return []
+    help = f"say seq={lengths.tokens[-1]} or more, or pack=concat, which cuts documents where a sequence ends"
+    message = f"documents are longer than a sequence of seq={seq} tokens: {over}"
+    return [Diagnostic(code="W007", message=message, place=f"{place} lengths={lengths.text()[:80]}", help=help)]

@@ -156,13 +156,13 @@ def _short(p: Prediction) -> str:
     """The verdict where there is little room."""
     usd = p.money.usd_per_million_tokens
     parts = ["fits" if p.fits else "does not fit", seconds(p.step_time_s), f"MFU {p.mfu:.0%}"]
-    return " · ".join([*parts, *([] if usd is None else [f"{facts.usd(usd)}/Mtok"])])
+    return " · ".join([*parts, *([] if usd is None else [f"{facts.usd(usd)}/{facts.priced_per(p.train)}"])])
 
 
 def _said(p: Prediction) -> str:
     """The verdict as one sentence, for who listens."""
     usd = p.money.usd_per_million_tokens
-    cost = "" if usd is None else f", {facts.usd(usd)} per million tokens"
+    cost = "" if usd is None else f", {facts.usd(usd)} per million {p.train.counted}"
     return f"{facts.fit(p)}. {seconds(p.step_time_s)} a step, MFU {p.mfu:.0%}{cost}."
 
 
@@ -249,7 +249,7 @@ def _hints(found: Read) -> dict[str, str]:
         nodes = sum(i.num_nodes for i in c.islands)
         hints["on"] = f"{c.num_devices:,} {kinds}, {gibibytes(memory)} each, {nodes:,} node{'s'[: nodes > 1]}"
     if found.train is not None:
-        hints["train"] = f"{big(found.train.tokens_per_step)} tokens a step"
+        hints["train"] = f"{big(found.train.tokens_per_step)} {found.train.counted} a step"
     if found.plan is not None and found.cluster is not None and found.train is not None:
         layout = found.plan.on(found.cluster.num_devices).layout
         axes = [f"{axis}{n}" for axis in ("tp", "cp", "pp", "dp") if (n := getattr(layout, axis)) > 1]

@@ -258,9 +258,9 @@ def _depths(model: Model, cluster: Cluster, train: Train) -> tuple[int, ...]:
     return tuple(n for n in divisors(cluster.num_devices) if n <= model.num_layers)
 
 
-def _unequal(model: Model, cluster: Cluster, train: Train) -> tuple[str, ...]:
-    """Even, and on islands of unequal devices balanced as well."""
-    return (EVEN,) if len(cluster.islands) == 1 else (EVEN, BALANCED)
+def _unequal(model: Model, cluster: Cluster, train: Train, unlike: bool = False) -> tuple[str, ...]:
+    """Even, and on islands of unequal devices, or of layers that are `unlike`, balanced as well."""
+    return (EVEN,) if len(cluster.islands) == 1 and not unlike else (EVEN, BALANCED)
 
 
 def _attention_groups(model: Model, cluster: Cluster) -> tuple[int, ...]:
@@ -384,7 +384,7 @@ FIELDS = (
         form=counts("layers per stage such as 9,10,10,9", least=0),
         place=180,
         decides=(STRUCTURE,),
-        domain=_unequal,
+        domain=lambda model, *asked: _unequal(model, *asked, any(flow.scale for flow in model.flows)),
         balanced=True,
     ),
     uneven(

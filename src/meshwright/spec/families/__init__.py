@@ -8,6 +8,7 @@ from typing import Any
 from meshwright.errors import MeshwrightError, nearest
 from meshwright.spec.architecture import Model
 from meshwright.spec.families import (
+    convolutional,
     diffusion,
     encoders,
     experts,
@@ -19,6 +20,7 @@ from meshwright.spec.families import (
     mixed,
     mlp_hybrids,
     pairs,
+    unet,
 )
 from meshwright.spec.families.reader import ConfigReader, shown
 from meshwright.spec.families.refused import MISSING
@@ -89,6 +91,9 @@ READERS: dict[str, Callable[[ConfigReader], Model]] = {
     "qwen3_next": hybrids.qwen3_next,
     "qwen3_5": hybrids.qwen3_5,
     "qwen3_5_moe": hybrids.qwen3_5_moe,
+    "resnet": convolutional.resnet,
+    "vgg": convolutional.vgg,
+    "unet": unet.unet,
     "dit": diffusion.dit,
     "latte": diffusion.latte,
     "t5": pairs.t5,
@@ -140,6 +145,7 @@ _CLASSES = {
     "XLMRobertaForMaskedLM": "xlm_roberta",
     **dict.fromkeys(("DiTTransformer2DModel", "Transformer2DModel"), "dit"),
     "LatteTransformer3DModel": "latte",
+    "UNet2DConditionModel": "unet",
 }
 _HEADS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 #: Families that read the class's head themselves.
@@ -156,6 +162,9 @@ _OWN_HEADS = (
     "llava",
     "dit",
     "latte",
+    "resnet",
+    "vgg",
+    "unet",
 )
 _OTHER_HEADS = ("ForMaskedLM", "ForPreTraining", "ForImageClassification", "Model")
 _NESTED = ("text_config", "language_config", "llm_config")

@@ -1,0 +1,41 @@
+"""Assumptions of answers about networks of convolutions, beyond those of all others."""
+
+from __future__ import annotations
+
+from meshwright.answer.prediction import Assumption
+from meshwright.plan import Plan
+from meshwright.spec.model import Model
+from meshwright.spec.workload import Train
+
+
+def convolution_assumptions(model: Model, train: Train, plan: Plan) -> list[Assumption]:
+    """Return what is assumed of convolutions and of what is between them; nothing of models without any."""
+    if not any(flow.scale for flow in model.flows):
+        return []
+    product = "implicit products, as fast as matrix products of their shapes"
+    out = [
+        Assumption(
+            "convolutions",
+            product,
+            "cuDNN (1410.0759, section 3); no table of kernels has convolutions, and no time is counted for other "
+            "layouts of maps",
+            True,
+        ),
+        Assumption(
+            "fewer multiplications", "none", "Winograd's (1509.09308) and Fourier's algorithms are not counted", True
+        ),
+        Assumption("convolutions in groups", "a product a group; one channel by itself takes its bytes", "no kernel"),
+    ]
+    if plan.kernels.compile:
+        out.append(Assumption("norms and ReLU", "one kernel, which reads the maps twice", "plan word compile"))
+    else:
+        source = "PyTorch's eager kernels: statistics, scale and shift; ReLU in place; addition"
+        out.append(Assumption("norms and ReLU", "kernels of their own", source))
+    if train.image:
+        out += [
+            Assumption("image", f"{train.image} x {train.image} pixels, 3 channels unless the model says", "workload"),
+            Assumption("statistics of batch norms", "each rank's own images of a microbatch", "1706.02677, section 2"),
+            Assumption("input", "images are there in time", "reading, decoding and cropping are not counted", True),
+            Assumption("operations of a step", "three times a forward's", "convention"),
+        ]
+    return out
