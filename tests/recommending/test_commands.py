@@ -39,7 +39,7 @@ def test_a_search_saves_a_question_that_predict_answers_alike(capsys, tmp_path):
     [
         (["predict", *ASKED, "--plan", "tp2"], "P082"),
         (["predict", "llama3-8b", "--on", "8xh100", "--train", "batch=8,seq=4096", "--plan", "embeddings=row"], "P081"),
-        (["predict", *ASKED, "--plan", "dp16", "--report", "x.html"], "X004"),
+        (["predict", *ASKED, "--plan", "dp16", "--slo", "ttft=1s"], "X004"),
         (["predict", *ASKED], "X004"),
         (["export", *ASKED, "--plan", "dp16", "--to", "megatron"], "M010"),
         (["search", *ASKED, "--objective", "cost"], "X004"),

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from meshwright.cli import options
-from meshwright.cli.output import console, print_json
 from meshwright.cli.question import GOAL, WANTED, Question, read_parts
+from meshwright.cli.sheets import show, unwritable_files
 from meshwright.errors import Diagnostic, MeshwrightError
 
 #: What such a question needs, and how it is written.
@@ -16,7 +16,7 @@ NEEDED = {field: how for field, how in WANTED.items() if field != "train"}
 NEEDED["plan"] = '--plan "cp8 allgather stale=patches"'
 #: Options of other questions, and files that are written of these alone.
 OTHERS = ("train", "serve", *GOAL, "world")
-FILES = ("report", "trace", "job_trace", "records", "slo", "engine_profile")
+FILES = ("trace", "job_trace", "records", "slo", "engine_profile")
 
 
 def predict_denoised(question: Question, given: Any, wrong: list[Diagnostic]) -> int:
@@ -26,7 +26,7 @@ def predict_denoised(question: Question, given: Any, wrong: list[Diagnostic]) ->
         MeshwrightError: everything that is wrong with the question, at once.
     """
     wrong = [*wrong, *options.missing(msgspec.structs.asdict(question), NEEDED, command="predict")]
-    wrong += _of_others(question, given)
+    wrong += _of_others(question, given) + unwritable_files(given)
     parts, found = read_parts(msgspec.structs.replace(question, train="", framework=""))
     wrong += found
     from meshwright.spec.denoise import parse
@@ -43,16 +43,10 @@ def predict_denoised(question: Question, given: Any, wrong: list[Diagnostic]) ->
     if wrong or denoise is None:
         raise MeshwrightError(wrong)
     from meshwright.answer.denoising import predict_denoising
+    from meshwright.report.denoising_sheet import sheet
 
     model, cluster, plan = parts
-    prediction = predict_denoising(model, cluster, denoise, plan, costs=costs)
-    if given.json:
-        print_json(prediction.to_json())
-    else:
-        from meshwright.report.denoising_text import render
-
-        render(prediction, console())
-    return 0 if prediction.fits else 1
+    return show(predict_denoising(model, cluster, denoise, plan, costs=costs), sheet, given)
 
 
 def _of_others(question: Question, given: Any) -> list[Diagnostic]:

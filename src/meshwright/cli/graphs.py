@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from meshwright.cli import options
-from meshwright.cli.output import console, note, print_json, unwritable
 from meshwright.cli.question import GOAL, WANTED, WORLD, Question, path_of
+from meshwright.cli.sheets import show, unwritable_files
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.spec.graph_epochs import GraphEpochs, parse_graph_epochs
 
@@ -20,7 +20,7 @@ NEEDED = {
     "plan": '--plan "partitions=16"',
 }
 #: Options of other questions.
-OTHERS = ("report", "job_trace", "records", "slo", "engine_profile")
+OTHERS = ("job_trace", "records", "slo", "engine_profile")
 
 
 def is_of_graph(question: Question) -> bool:
@@ -36,25 +36,15 @@ def predict_graph(question: Question, given: Any, wrong: list[Diagnostic]) -> in
     Raises:
         MeshwrightError: everything that is wrong with the question, at once.
     """
-    wrong = [*wrong, *_of_others(question, given), *unwritable(given.trace, "--trace")]
+    wrong = [*wrong, *_of_others(question, given), *unwritable_files(given)]
     model, cluster, work, costs, plan = _read(question, wrong)
     if isinstance(work, GraphEpochs):
         from meshwright.answer.graph_network import predict_graph_network as predict
-        from meshwright.report.graph_network_text import render
+        from meshwright.report.graph_network_sheet import sheet
     else:
         from meshwright.answer.node_embedding import predict_node_embedding as predict
-        from meshwright.report.node_embedding_text import render
-    prediction = predict(model, cluster, work, plan, costs=costs)
-    if given.json:
-        print_json(prediction.to_json())
-    else:
-        render(prediction, console())
-    if given.trace:
-        from meshwright.trace.chrome import write
-
-        write(prediction.times.timeline, given.trace)
-        note(f"wrote {given.trace}")
-    return 0 if prediction.fits else 1
+        from meshwright.report.node_embedding_sheet import sheet
+    return show(predict(model, cluster, work, plan, costs=costs), sheet, given)
 
 
 def _read(question: Question, wrong: list[Diagnostic]) -> list[Any]:

@@ -9,13 +9,14 @@ import msgspec
 from meshwright.cli import options
 from meshwright.cli.output import console, note, print_json, unwritable
 from meshwright.cli.question import GOAL, WANTED, WORLD, Question, beside, path_of
+from meshwright.cli.sheets import show, unwritable_files
 from meshwright.errors import Diagnostic, MeshwrightError
 
 #: What such a question needs, and how it is written.
 NEEDED = {"model": WANTED["model"], "on": WANTED["on"], "train": "--train batch=65536"}
 #: Options of other questions, by command.
 OTHERS = {
-    "predict": ("report", "job_trace", "records", "slo", "engine_profile"),
+    "predict": ("job_trace", "records", "slo", "engine_profile"),
     "search": (
         *("slo", "day", "rates", "goodput", "for_", "headroom", "risk", "robust", "runnable", "strategy", "objective"),
         *("pareto", "variants", "pick", "report", "plot", "store"),
@@ -38,24 +39,13 @@ def predict_recommended(question: Question, given: Any, wrong: list[Diagnostic])
     """
     from meshwright.plan import parse
 
-    wrong = [*wrong, *_of_others(question, given, "predict"), *unwritable(given.trace, "--trace")]
+    wrong = [*wrong, *_of_others(question, given, "predict"), *unwritable_files(given)]
     parts = _read(question, wrong, "predict", plan=lambda: parse(path_of(question.plan, question.base)))
     from meshwright.answer.recommending import predict_recommending
+    from meshwright.report.recommending_sheet import sheet
 
     model, cluster, work, costs, plan = parts
-    prediction = predict_recommending(model, cluster, work, plan, costs=costs)
-    if given.json:
-        print_json(prediction.to_json())
-    else:
-        from meshwright.report.recommending_text import render
-
-        render(prediction, console())
-    if given.trace:
-        from meshwright.trace.chrome import write
-
-        write(prediction.times.timeline, given.trace)
-        note(f"wrote {given.trace}")
-    return 0 if prediction.fits else 1
+    return show(predict_recommending(model, cluster, work, plan, costs=costs), sheet, given)
 
 
 def search_recommended(question: Question, given: Any, wrong: list[Diagnostic]) -> int:
@@ -75,7 +65,7 @@ def search_recommended(question: Question, given: Any, wrong: list[Diagnostic]) 
     if given.json:
         print_json(found.to_json())
     else:
-        from meshwright.report.recommending_text import render_found
+        from meshwright.report.recommending_sheet import render_found
 
         render_found(found, console())
     if given.save:

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from meshwright.cli import options
-from meshwright.cli.output import console, print_json
 from meshwright.cli.question import GOAL, WANTED, Question, read_parts
+from meshwright.cli.sheets import show, unwritable_files
 from meshwright.errors import Diagnostic, MeshwrightError
 
 #: What such a question needs, and how it is written.
@@ -18,7 +18,7 @@ NEEDED = WANTED | {
 }
 #: Options of other questions, and files that are written of these alone.
 OTHERS = ("serve", "denoise", *GOAL, "world")
-FILES = ("report", "trace", "job_trace", "records", "slo", "engine_profile")
+FILES = ("trace", "job_trace", "records", "slo", "engine_profile")
 #: Words of a training step that rollouts say in its place.
 FROM_ROLLOUTS = {
     "batch": "the rollouts say how many trajectories a step trains on: prompts= times samples=",
@@ -34,7 +34,7 @@ def predict_rolled_out(question: Question, given: Any, wrong: list[Diagnostic]) 
         MeshwrightError: everything that is wrong with the question, at once.
     """
     wrong = [*wrong, *options.missing(msgspec.structs.asdict(question), NEEDED, command="predict")]
-    wrong += _of_others(question, given) + _of_rollouts(question.train)
+    wrong += _of_others(question, given) + _of_rollouts(question.train) + unwritable_files(given)
     said = f"batch=1,{question.train}" if question.train else ""
     parts, found = read_parts(msgspec.structs.replace(question, train="" if wrong else said, framework=""))
     wrong += found
@@ -52,16 +52,10 @@ def predict_rolled_out(question: Question, given: Any, wrong: list[Diagnostic]) 
     if wrong or rollout is None:
         raise MeshwrightError(wrong)
     from meshwright.answer.rollouts import predict_rollouts
+    from meshwright.report.rollouts_sheet import sheet
 
     model, cluster, train, plan = parts
-    prediction = predict_rollouts(model, cluster, train, plan, rollout, costs=costs)
-    if given.json:
-        print_json(prediction.to_json())
-    else:
-        from meshwright.report.rollouts_text import render
-
-        render(prediction, console())
-    return 0 if prediction.fits else 1
+    return show(predict_rollouts(model, cluster, train, plan, rollout, costs=costs), sheet, given)
 
 
 def _of_rollouts(train: str) -> list[Diagnostic]:

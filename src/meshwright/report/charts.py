@@ -12,6 +12,7 @@ from meshwright.graph import QUEUES
 from meshwright.quantity import gibibytes, seconds
 from meshwright.report import facts
 from meshwright.report.palette import STACK, cause_colour
+from meshwright.report.sheet import Sheet
 from meshwright.timeline import Timeline
 
 #: Rank classes listed in a chart before the rest is summed up in its table only.
@@ -46,7 +47,7 @@ def waterfall(prediction: Prediction) -> dict[str, Any]:
     }
 
 
-def memory(prediction: Prediction) -> dict[str, Any]:
+def memory(prediction: Prediction | Sheet) -> dict[str, Any]:
     """Stacked bars of what is alive at each rank class's peak, against the capacity."""
     order = memory_categories(prediction)
     colours = {name: STACK[i % len(STACK)] for i, name in enumerate(order)}
@@ -79,10 +80,11 @@ def memory(prediction: Prediction) -> dict[str, Any]:
     return {"categories": [(name, colours[name]) for name in order], "bars": bars, "total": len(prediction.memory)}
 
 
-def memory_categories(prediction: Prediction) -> list[str]:
+def memory_categories(prediction: Prediction | Sheet) -> list[str]:
     """Every category that is alive somewhere, in the order in which ranks name them."""
     found = dict.fromkeys(name for m in prediction.memory for name, held in m.alive.items() if held)
-    traced = (c for trace in prediction.timeline.memory for c in trace.categories)
+    timeline = prediction.timeline
+    traced = (c for trace in (timeline.memory if timeline is not None else ()) for c in trace.categories)
     return list(found | dict.fromkeys(traced))
 
 
