@@ -13,6 +13,7 @@ from meshwright.papers.shipped import shipped
 from meshwright.papers.state import USABLE
 from meshwright.plan import parse
 from meshwright.spec.cluster import load as load_cluster
+from meshwright.spec.feed import parse as parse_feed
 from meshwright.spec.graphs import is_graph_model
 from meshwright.spec.model import load
 from meshwright.spec.recommender import is_recommender
@@ -38,7 +39,7 @@ SMALL = {
 
 @pytest.fixture
 def own(tmp_path):
-    """The files that MODEL, FOLDER, TRACE and PLACEMENTS in a command stand for."""
+    """The files that MODEL, FOLDER, TRACE, PLACEMENTS and RECIPE in a command stand for."""
     (tmp_path / "config.json").write_text(json.dumps(SMALL))
     with as_file(files("meshwright.papers").joinpath("data", "dpro_zb-h1.json.gz")) as trace:
         yield {
@@ -46,6 +47,7 @@ def own(tmp_path):
             "FOLDER": str(tmp_path / "out"),
             "TRACE": str(trace),
             "PLACEMENTS": str(EXAMPLES / "placements.toml"),
+            "RECIPE": str(EXAMPLES / "recipe.toml"),
         }
 
 
@@ -90,6 +92,10 @@ def test_the_words_of_a_switch_change_the_model_the_plan_or_the_work(row):
         said = argv[argv.index("--rollout") + 1]
         kept = ",".join(word for word in said.split(",") if word not in words)
         changed |= parse_rollout(said).control != parse_rollout(kept).control
+    if "--feed" in argv:
+        feed = argv[argv.index("--feed") + 1]
+        kept = ",".join(w for w in feed.split(",") if w not in words and not w.startswith("threshold"))
+        changed |= parse_feed(feed) != parse_feed(kept)
     if "--world" in argv:
         world = argv[argv.index("--world") + 1]
         changed |= read(world) != read(",".join(word for word in world.split(",") if word not in words))

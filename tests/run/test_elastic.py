@@ -35,12 +35,12 @@ def corpus(tmp_path_factory):
     return str(data.build("sample", tokenizer.Bytes(), tmp_path_factory.mktemp("corpus")))
 
 
-def trained(corpus, plan, train=TRAIN, *, kills=(), spares=None, ranks=2):
+def trained(corpus, plan, train=TRAIN, *, kills=(), spares=None, ranks=2, **said):
     """A run in which the k-th time that all ranks hold the state, `kills[k]` picks a process: 0 the first host, 1 its
-    worker."""
+    worker. `said` are fields of its job."""
     own = parse(plan).on(ranks)
     settings = Settings(precision="float64", lr=1e-2)
-    job = Job(model=MODEL, plan=own, train=train, settings=settings, corpus=corpus, steps=STEPS, quiet=True)
+    job = Job(model=MODEL, plan=own, train=train, settings=settings, corpus=corpus, steps=STEPS, quiet=True, **said)
     left = list(kills)
 
     def whole(pids):
@@ -63,7 +63,7 @@ def trained(corpus, plan, train=TRAIN, *, kills=(), spares=None, ranks=2):
 def test_a_run_whose_hosts_and_workers_are_killed_has_the_losses_of_an_undisturbed_one_to_the_last_bit(corpus):
     even = Train(global_batch=4, seq_len=16, dtype="fp32")
     plain = trained(corpus, "dp2 zero1", even)
-    found = trained(corpus, "dp2 zero1", even, kills=(0, 1))
+    found = trained(corpus, "dp2 zero1", even, kills=(0, 1), data_workers=1)  # whose batches others make
     assert plain.failures == 0 and plain.recoveries == ()
     assert found.failures == 2 and len(found.recoveries) == 2
     assert all(one.source == "memory" and one.repeated <= 1 and one.ranks == 2 for one in found.recoveries)

@@ -16,6 +16,7 @@ from meshwright.run.data import tokenizer
 from meshwright.run.data.corpus import Batch
 from meshwright.run.data.feeding import Feeding
 from meshwright.run.settings import Settings
+from meshwright.simulate.feed import FeedSizes, fed
 from meshwright.spec.dimensions import transformer
 from meshwright.spec.workload import Train
 
@@ -124,3 +125,24 @@ def test_a_killed_run_with_workers_goes_on_with_the_losses_of_one_without(corpus
     assert [line["step"] for line in said] == list(range(1, 11))
     assert [line["loss"] for line in said] == whole["losses"]
     assert again["first_step"] in (4, 7) and all(line["data_s"] >= 0 for line in said)
+
+
+@pytest.mark.parametrize(("workers", "ahead"), [(0, 0), (1, 1), (2, 4), (3, 6), (4, 2)])
+def test_steps_wait_as_the_simulator_says(workers, ahead):
+    make_s, step_s, steps = 0.06, 0.025, 14
+
+    def slow(step):
+        time.sleep(make_s)
+        return made(step)
+
+    feeding, waited = Feeding(slow, 0, 40, workers=workers, ahead=ahead), []
+    for step in range(steps):
+        feeding.take(step)
+        waited.append(feeding.waited_s)
+        time.sleep(step_s)
+    feeding.close()
+    usual = {"readers": 1, "samples": 1, "read_bytes": 0.0, "latency_s": make_s, "work_s": {}, "copy_bytes": 0.0}
+    usual |= {"copied_ahead": False, "read_bytes_s": 0.0, "stream_bytes_s": 0.0, "cores": 0.0, "copy_bytes_s": 0.0}
+    told = fed(FeedSizes(workers=workers, ahead=max(1, ahead), step_s=step_s, **usual))
+    # what a busy machine adds to a sleep is waited for as well
+    assert told.wait_s - 0.003 < np.mean(waited[4:]) < told.wait_s + 0.02

@@ -140,17 +140,17 @@ def units(recipe: DataRecipe) -> list[tuple[int, ...]]:
 
 
 def as_fused(recipe: DataRecipe) -> list[tuple[int, ...]]:
-    """Return the order that Data-Juicer's ``fuse_operators`` makes of probed speeds: of filters one behind the other
-    those of a context are one, and the faster come first (``data_juicer/ops/op_fusion.py``)."""
+    """Return the order that Data-Juicer's ``fuse_operators`` makes of probed speeds (``data_juicer/ops/op_fusion.py``):
+    of filters one behind the other those of a context are one, and the faster come first; of equally fast ones those
+    without a context, then contexts in the order in which they are known."""
     out: list[tuple[int, ...]] = []
     run: list[int] = []
 
     def close() -> None:
-        groups: dict[str, list[int]] = {}
-        for i in run:
-            key = recipe.operators[i].shares
-            groups.setdefault(key or f" {i}", []).append(i)
-        fused = (tuple(some) for some in groups.values())
+        fused = [(i,) for i in run if not recipe.operators[i].shares]
+        for context in recipe.contexts:
+            some = tuple(i for i in run if recipe.operators[i].shares == context)
+            fused += [some] if some else []
         out.extend(sorted(fused, key=lambda some: sum(_alone(recipe, i) for i in some)))
         run.clear()
 

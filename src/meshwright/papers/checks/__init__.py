@@ -25,6 +25,7 @@ MODULES = (
     "served_plans",
     "tables",
     "rollouts",
+    "feeding",
 )
 """The files of this package that define checks, each as ``CHECKS``: a new check is a function and its name there."""
 
