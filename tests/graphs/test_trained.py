@@ -34,6 +34,31 @@ def test_a_run_moves_the_bytes_that_are_predicted_and_its_loss_falls(tmp_path, c
     assert "[X004]" in capsys.readouterr().err
 
 
+def test_partitions_on_drives_are_those_in_memory_and_bytes_are_predicted(tmp_path, capsys):
+    model, edges = tmp_path / "mine.json", tmp_path / "edges.npz"
+    model.write_text(json.dumps({"architectures": ["NodeEmbedding"], "nodes": 40, "edges": 300, "dim": 8}))
+    np.savez(edges, edges=EDGES)
+    words = [
+        "run",
+        str(model),
+        "--train",
+        "batch=50,epochs=2,optimizer=rowwise-adagrad",
+        "--data",
+        str(edges),
+        "--json",
+    ]
+    tables = []
+    for plan in ("partitions=4", "partitions=4 idle=nvme", "partitions=4 idle=nvme swap=beside"):
+        assert main([*words, "--plan", plan, "--out", str(tmp_path / "out")]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["swapped_bytes"] == found["predicted_swapped_bytes"] and found["moved_bytes"] == 0
+        tables.append(np.load(tmp_path / "out" / "vectors.npz")["vectors"])
+    # six pairs a pass, each of which loads one partition and the first of all two, as much is stored: ten rows of nine
+    assert found["swapped_bytes"] == 2 * (2 * 6 + 1) * 10 * 9 * 4
+    assert (tables[0] == tables[1]).all() and (tables[0] == tables[2]).all()
+    assert main([*words, "--plan", "partitions=4", "--drives", str(tmp_path)]) == 2
+
+
 def test_files_of_edges_say_the_same(tmp_path):
     np.savez(tmp_path / "a.npz", edges=EDGES)
     np.savez(tmp_path / "b.npz", heads=EDGES[:, 0], tails=EDGES[:, 1])

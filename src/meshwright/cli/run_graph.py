@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import ceil
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from meshwright.cli.output import console, note, print_json
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from meshwright.cli.run_options import RunOptions
 
 #: Options that such a run reads.
-READ = ("plan_file", "model", "on", "train", "plan", "data", "lr", "seed", "dtype", "out", "device", "json")
+READ = ("plan_file", "model", "on", "train", "plan", "data", "lr", "seed", "dtype", "out", "drives", "device", "json")
 #: Types of numbers of vectors.
 DTYPES = {"": "float32", "fp32": "float32", "float64": "float64"}
 
@@ -103,9 +104,15 @@ def run_graph(given: RunOptions, wrong: list[Diagnostic]) -> int:
     return _trained(given, model, work, plan, cluster, numbers)
 
 
+def _unused(drives: str) -> Diagnostic:
+    message = "partitions that nobody trains lie on drives with idle=nvme alone"
+    return Diagnostic(code="X004", message=message, place=f"--drives {drives}", help="say idle=nvme, or drop it")
+
+
 def _trained(given: RunOptions, model: Any, work: Any, plan: Any, cluster: Any, numbers: dict[str, Any]) -> int:
     from meshwright.assign.buckets import moved, stays
     from meshwright.lower.bucket_training import partition_bytes, rounds_of
+    from meshwright.plan.facets.buckets import BESIDE, NVME
     from meshwright.run import launch
     from meshwright.run.nodes.job import train_nodes
     from meshwright.run.nodes.train import Hyper
@@ -117,13 +124,19 @@ def _trained(given: RunOptions, model: Any, work: Any, plan: Any, cluster: Any, 
     passes = max(1, ceil(work.epochs * len(edges.heads) / samples))
     hyper = Hyper(lr=numbers["lr"], seed=numbers["seed"], episode=said.episode, dtype=DTYPES[given.dtype])
     words = (model, work, hyper, rounds, said.partitions, given.data, passes, given.out)
+    if given.drives and said.idle != NVME:
+        raise MeshwrightError([_unused(given.drives)])
     note(f"training {model.name} on {plan.layout.dp} processes: {passes} passes of {len(rounds)} rounds")
-    found = launch.start(train_nodes, *words, num_ranks=plan.layout.dp, device="cpu")
+    with TemporaryDirectory(prefix="meshwright-") as temporary:
+        drives = (given.drives or temporary) if said.idle == NVME else ""
+        more = (drives, said.swap == BESIDE)
+        found = launch.start(train_nodes, *words, *more, num_ranks=plan.layout.dp, device="cpu")
     if found is None:
         return 0
-    items = moved(stays(rounds * passes, said.partitions, model.context), peers=True)
-    width = 2 if hyper.dtype == "float64" else 1
-    found["predicted_moved_bytes"] = int(width * items * partition_bytes(model, work, said.partitions))
+    machines = stays(rounds * passes, said.partitions, model.context)
+    each = (2 if hyper.dtype == "float64" else 1) * partition_bytes(model, work, said.partitions)
+    found["predicted_moved_bytes"] = int(moved(machines, peers=True) * each)
+    found["predicted_swapped_bytes"] = int(moved(machines) * each) if drives else 0
     if cluster is not None:
         from meshwright.answer.node_embedding import predict_node_embedding
 
@@ -137,6 +150,9 @@ def _trained(given: RunOptions, model: Any, work: Any, plan: Any, cluster: Any, 
     rate = found["samples"] / found["seconds"] if found["seconds"] else 0.0
     out.print(f"{found['samples']:,} samples in {found['seconds']:.3g} s: {rate:,.0f} samples/s")
     out.print(f"moved {found['moved_bytes']:,} bytes of partitions, predicted {found['predicted_moved_bytes']:,}")
+    if said.idle == NVME:
+        line = f"read and written on drives: {found['swapped_bytes']:,} bytes"
+        out.print(f"{line}, predicted {found['predicted_swapped_bytes']:,}")
     if "predicted_s" in found:
         out.print(f"predicted {found['predicted_s']:.3g} s on {cluster.name}")
     if given.out:

@@ -12,7 +12,8 @@ Name the plan.toml that meshwright search --save wrote, or say MODEL, --on, --tr
 process a rank is started on this machine (on the CPU with gloo, or a GPU each with NCCL); under torchrun or a scheduler
 its processes are joined. With --link every rank has an emulated host of its own on this machine (meshwright emulate),
 trains for real over links of that rate and delay, and is predicted for them. Ctrl-C or SIGTERM finishes the step, saves
-a checkpoint in --out and ends with exit code 0.
+a checkpoint in --out and ends with exit code 0. A model of a graph is trained on a file of edges, --data EDGES
+(meshwright explain graph_model).
 
 Exit code 0: trained, or ended on request; 1: a process died or the loss was not a number; 2: the question is wrong."""
 DATA = "--data FILE, a text file, a .jsonl file or a folder of them, or the word sample"

@@ -32,6 +32,13 @@ def meet() -> None:
     dist.barrier(device_ids=[torch.cuda.current_device()] if with_gpus else None)
 
 
+def add_up(values: torch.Tensor) -> torch.Tensor:
+    """Add up a tensor over all processes, in place; as it is where there is one."""
+    if dist.is_initialized():
+        dist.all_reduce(values)
+    return values
+
+
 class RankDied(MeshwrightError):
     """A run that ended because of one of its processes: exit code 1."""
 

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from meshwright.errors import MeshwrightError
 from meshwright.run.networks.train import DividedNetwork, GraphData, StageOfNetwork
-from meshwright.run.world import World
+from meshwright.run.world import World, add_up
 from meshwright.spec.edge_files import read_edges
 from meshwright.spec.graphs import GraphNetwork
 
@@ -66,12 +65,12 @@ def train_network(
         trainer = StageOfNetwork(model, data, seed, lr, world.rank, world.size, chunks, schedule)
     else:
         trainer = DividedNetwork(model, data, seed, lr, world.rank, world.size)
-    dist.barrier()
+    add_up(torch.zeros(1))  # all begin together
     begun = time.perf_counter()
     losses = [trainer.epoch() for _ in range(epochs)]
     seconds = time.perf_counter() - begun
     sent = torch.tensor(trainer.counted[0], dtype=torch.int64)
-    dist.all_reduce(sent)
+    add_up(sent)
     if out and (stages > 1 or world.first):
         Path(out).mkdir(parents=True, exist_ok=True)
         mine = {id(p) for p in (trainer.kept() if stages > 1 else trainer.weights.parameters())}

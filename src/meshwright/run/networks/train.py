@@ -21,6 +21,7 @@ from meshwright import schedules
 from meshwright.assign.cuts import blocks
 from meshwright.lower.graph_network import layers_of
 from meshwright.run.networks.layers import Messages, NetworkWeights, both_ways, messages_to, passed
+from meshwright.run.world import add_up
 from meshwright.schedules.actions import F
 from meshwright.spec.edge_files import Edges
 from meshwright.spec.graphs import GCNII, GraphNetwork
@@ -60,6 +61,8 @@ class _Exchanged(torch.autograd.Function):
 def _swapped(out: list[Tensor], counts: list[int], like: Tensor, counted: list[int]) -> Tensor:
     """Rows to every process, and what every one sends."""
     found = like.new_empty(sum(counts), like.shape[1])
+    if len(out) == 1:
+        return found
     sent = torch.cat(out).contiguous()
     dist.all_to_all_single(found, sent, counts, [len(one) for one in out])
     counted[0] += sent.numel() * sent.element_size()
@@ -121,11 +124,9 @@ class DividedNetwork(NetworkTrainer):
         self.optimizer.zero_grad()
         loss.backward()
         for parameter in self.weights.parameters():
-            dist.all_reduce(parameter.grad)
+            add_up(parameter.grad)
         self.optimizer.step()
-        total = loss.detach().clone()
-        dist.all_reduce(total)
-        return float(total)
+        return float(add_up(loss.detach().clone()))
 
 
 class Passing(NamedTuple):

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from meshwright.assign.buckets import Round
 from meshwright.run.nodes.train import Hyper, NodeTrainer
-from meshwright.run.world import World
+from meshwright.run.world import World, add_up
 from meshwright.spec.edge_files import read_edges
 from meshwright.spec.edge_samples import EdgeSamples
 from meshwright.spec.graphs import NodeEmbedding
@@ -28,26 +27,36 @@ def train_nodes(
     data: str,
     passes: int,
     out: str,
+    drives: str,
+    ahead: bool,
 ) -> dict[str, Any]:
     """Train the part of one process and return, on the first one, the loss of every pass, the samples, the seconds and
-    the bytes of partitions that were sent; it writes the vectors into `out`, where that is said."""
+    the bytes of partitions that were sent, and read and written in `drives`; it writes the vectors into `out`, where
+    that is said."""
     edges = read_edges(data, model.nodes)
-    trainer = NodeTrainer(model, work, hyper, rounds, partitions, edges, passes, world.rank)
+    trainer = NodeTrainer(model, work, hyper, rounds, partitions, edges, passes, world.rank, drives, ahead)
     losses, samples = [], []
 
     def ended(number: int, loss: float, count: int) -> None:
         losses.append(loss)
         samples.append(count)
 
-    dist.barrier()
+    add_up(torch.zeros(1))  # all begin together
     begun = time.perf_counter()
     trainer.train(ended)
     seconds = time.perf_counter() - begun
-    sent = torch.tensor(trainer.moved_bytes, dtype=torch.int64)
-    dist.all_reduce(sent)
+    stored = (trainer.kept.read_bytes, trainer.kept.written_bytes) if drives else (0, 0)
+    moved = torch.tensor([trainer.moved_bytes, sum(stored)], dtype=torch.int64)
+    sent, swapped = add_up(moved).tolist()
     tables = trainer.gathered() if out else None
     if tables is not None:
         Path(out).mkdir(parents=True, exist_ok=True)
         names = ("vectors", "context")
         np.savez(Path(out) / "vectors.npz", **{n: t.numpy() for n, t in zip(names, tables)})
-    return {"losses": losses, "samples": sum(samples), "seconds": seconds, "moved_bytes": int(sent)}
+    return {
+        "losses": losses,
+        "samples": sum(samples),
+        "seconds": seconds,
+        "moved_bytes": sent,
+        "swapped_bytes": swapped,
+    }

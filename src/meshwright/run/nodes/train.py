@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from math import ceil
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -23,6 +24,8 @@ from torch.nn.functional import softplus
 
 from meshwright.assign.buckets import EdgeBucket, Round, Stay, needed, stays
 from meshwright.run.nodes.edges import SortedEdges, Walks, by_bucket
+from meshwright.run.nodes.parts import DriveParts, NodePart, unpacked
+from meshwright.run.world import add_up
 from meshwright.spec.edge_files import Edges
 from meshwright.spec.edge_samples import EdgeSamples
 from meshwright.spec.graphs import NodeEmbedding
@@ -44,13 +47,6 @@ class Hyper(msgspec.Struct, frozen=True, kw_only=True):
     def torch(self) -> torch.dtype:
         """The type of numbers of vectors."""
         return torch.float64 if self.dtype == "float64" else torch.float32
-
-
-class NodePart(NamedTuple):
-    """A partition of a table: rows [rows, dim] and what the optimizer keeps [rows, 0, 1 or dim]."""
-
-    rows: Tensor
-    state: Tensor
 
 
 class EdgeBatch(NamedTuple):
@@ -194,7 +190,11 @@ class NodeTrainer:
         edges: Edges,
         passes: int,
         rank: int,
+        drives: str = "",
+        ahead: bool = False,
     ):
+        """`drives`: the folder for partitions that nobody trains ("": they stay in memory), of which one process reads
+        those of its next bucket `ahead`."""
         self.model, self.work, self.hyper, self.partitions = model, work, hyper, partitions
         self.rounds, self.passes, self.rank, self.size = rounds, passes, rank, len(rounds[0])
         self.stays: dict[int, list[tuple[int, Stay]]] = {}
@@ -202,7 +202,13 @@ class NodeTrainer:
             for stay in mine:
                 self.stays.setdefault(stay.round, []).append((machine, stay))
         items = range(model.tables * partitions)
-        self.kept = {i: beginning(model, work, hyper, partitions, i) for i in items if i % self.size == rank}
+        self.kept = DriveParts(Path(drives) / f"rank-{rank}", model.dim) if drives else {}
+        for item in items:
+            if item % self.size == rank:
+                self.kept[item] = beginning(model, work, hyper, partitions, item)
+        if drives:
+            self.kept.written_bytes = 0
+        self.ahead = ahead and bool(drives) and self.size == 1
         self.mine: dict[int, NodePart] = {}
         self.pools = Pools(model, work, hyper, edges, partitions)
         self.moved_bytes = 0
@@ -214,8 +220,7 @@ class NodeTrainer:
             told = torch.zeros(2, dtype=torch.float64)
             for place in range(len(self.rounds)):
                 told += torch.tensor(self._round(number, number * len(self.rounds) + place, pool), dtype=torch.float64)
-            dist.all_reduce(told)
-            loss, samples = told.tolist()
+            loss, samples = add_up(told).tolist()
             ended(number, loss / max(1.0, samples), int(samples))
 
     def _round(self, number: int, at: int, pool: SortedEdges) -> tuple[float, int]:
@@ -224,6 +229,8 @@ class NodeTrainer:
         for machine, stay in due:
             for item in stay.loads:
                 self._moved(item, item % self.size, machine)
+        if self.ahead:
+            self.kept.begin(item for _, stay in self.stays.get(at + 1, ()) for item in stay.loads)
         loss, samples = 0.0, 0
         for _, stay in (one for one in due if one[0] == self.rank):
             wanted = sorted(needed(stay.bucket, self.partitions, self.model.context))
@@ -248,15 +255,14 @@ class NodeTrainer:
                 here[item] = there.pop(item)
         elif self.rank == source:
             part = there.pop(item)
-            packed = torch.cat([part.rows, part.state], dim=1).contiguous()
+            packed = part.packed
             dist.send(packed, target)
             self.moved_bytes += packed.numel() * packed.element_size()
         elif self.rank == target:
             wide = self.model.dim + self.work.row_state + self.work.number_state * self.model.dim
             packed = torch.empty(ceil(self.model.nodes / self.partitions), wide, dtype=self.hyper.torch)
             dist.recv(packed, source)
-            rows, state = packed.split([self.model.dim, wide - self.model.dim], dim=1)
-            here[item] = NodePart(rows.contiguous(), state.contiguous())
+            here[item] = unpacked(packed, self.model.dim)
 
     def gathered(self) -> list[Tensor] | None:
         """Every table [nodes, dim] on the first rank, behind the last round; None on others."""
