@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -125,6 +127,43 @@ def test_machine_code_that_was_damaged_or_is_of_other_source_is_not_run(monkeypa
     assert running._kept() is None
     (tmp_path / "kept").write_bytes(bytes(32) + held[32:])
     assert running._kept() is None
+
+
+def test_what_one_copy_of_the_code_compiled_another_loads_and_one_process_compiles_at_a_time(monkeypatch, tmp_path):
+    """The user's cache keeps it for other copies, by what it is of, and no more versions than there may be copies."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(natives, "cache_from_source", lambda source: str(tmp_path / "first" / "x.pyc"))
+    code, begun = running._made(), []
+    monkeypatch.setattr(natives, "cache_from_source", lambda source: str(tmp_path / "second" / "x.pyc"))
+    monkeypatch.setattr(natives, "_compiled", begun.append)
+    assert running._kept() == running._made() == code and not begun
+    beside, user = running._files()
+    assert not beside.exists() and user.is_file()
+    for number in range(natives.KEPT_VERSIONS + 2):
+        old = user.with_name(f"{user.stem[:-12]}{number:012}.native")
+        old.write_bytes(b"")
+        os.utime(old, (number, number))
+    natives._forget_old(user)
+    assert len(list(user.parent.iterdir())) == natives.KEPT_VERSIONS and user.is_file()
+
+
+def test_a_process_that_another_was_faster_than_loads_what_that_compiled(monkeypatch, tmp_path):
+    """By hand: this one waits for the lock, and what it waits for is there when it has it."""
+    kept = tmp_path / "kept"
+    monkeypatch.setattr(Native, "_files", lambda self: [kept])
+    running._made()
+    whole = kept.read_bytes()
+    kept.unlink()
+    lock = os.open(tmp_path / "kept.lock", os.O_CREAT | os.O_RDWR)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+
+    def faster(seconds):
+        kept.write_bytes(whole)
+        os.close(lock)
+
+    monkeypatch.setattr(natives.time, "sleep", faster)
+    monkeypatch.setattr(natives, "_compiled", lambda asked: pytest.fail("compiled twice"))
+    assert running._made() == whole[64:]
 
 
 def test_machine_code_that_anybody_could_have_written_is_not_run(monkeypatch, tmp_path):

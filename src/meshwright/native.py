@@ -4,7 +4,8 @@ A function under :func:`native` is written in Python over flat arrays that its c
 two ways, equal to the last bit: *plain*, by Python itself, or *compiled*, with the functions under :func:`part` that it
 calls. Loading what was compiled takes some hundredths of a second and compiling seconds, so that a process starts plain
 and changes when it has run enough to expect more than that: small questions load nothing. Numba compiles, and is
-imported for that alone; the machine code lies where Python keeps its own compiled files, and llvmlite loads it.
+imported for that alone; the machine code lies where Python keeps its own compiled files, and in the user's cache for
+other copies of the same code, and llvmlite loads it. Of several processes that need the same one compiles.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import hashlib
 import os
 import stat
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from importlib.util import cache_from_source
 from pathlib import Path
 from threading import Lock
@@ -35,6 +38,10 @@ _ARRAYS = {"Bytes": np.uint8, "Int32s": np.int32, "Int64s": np.int64, "Float64s"
 LOAD_STEPS, COMPILE_STEPS = 15_000, 200_000
 #: As COMPILE_STEPS, where what is compiled cannot be kept and the next process has to do it again.
 UNKEPT_STEPS = 3_000_000
+#: Versions of a function, of as many copies of the code, that the user's cache keeps.
+KEPT_VERSIONS = 4
+#: So many seconds a process waits for another that compiles the same; then it does so too.
+PATIENCE_S = 60.0
 
 
 class Native:
@@ -50,7 +57,7 @@ class Native:
         self._returns = function.__annotations__["return"]
         self._call: Callable[..., Any] | None = None
         self._plain_steps = 0
-        self._absent = False
+        self._absent, self._version = False, ""
 
     def __call__(self, *arguments: Any) -> Any:
         if self._call is None and not self._load(arguments):
@@ -92,7 +99,7 @@ class Native:
         """Load what is kept; where there is nothing and it is time to, compile this and all that ran plain for long.
         Where llvmlite or numba cannot be loaded everything stays plain."""
         try:
-            code = None if self._absent else self._kept()
+            code = None if self._absent and not make else self._kept()  # another process may have compiled it by now
             self._absent = code is None
             if code is None and make:
                 code = self._made()
@@ -117,13 +124,14 @@ class Native:
         return None
 
     def _files(self) -> list[Path]:
-        """Where machine code is kept: with Python's own compiled files, else in the user's cache."""
+        """Where machine code is kept: with Python's own compiled files, and in the user's cache by what it is of."""
         module = sys.modules[self.function.__module__]
-        name = f"{module.__name__.rpartition('.')[2]}.{self.__name__}-{_machine()[1]}.native"
-        found = [Path(cache_from_source(module.__file__)).parent / name]
+        name = f"{module.__name__.rpartition('.')[2]}.{self.__name__}-{_machine()[1]}"
+        self._version = self._version or self._identity().hex()[:12]
+        found = [Path(cache_from_source(module.__file__)).parent / f"{name}.native"]
         try:
             user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-            found.append(user / "meshwright" / "native" / name)
+            found.append(user / "meshwright" / "native" / f"{name}-{self._version}.native")
         except RuntimeError:  # a user without a home
             pass
         return found
@@ -138,19 +146,23 @@ class Native:
         return hashlib.sha256(repr((_written_as(self.function), _machine()[0])).encode()).digest()
 
     def _made(self) -> bytes:
-        """Compile, and keep the result where that is possible."""
+        """Compile, and keep the result where that is possible; or what another process compiled meanwhile."""
+        with _alone(self._files()[-1]):
+            return self._kept() or self._compiled_anew()
+
+    def _compiled_anew(self) -> bytes:
         from meshwright.atomic import write_bytes
         from meshwright.errors import MeshwrightError
 
         code = _compiled(self)
         whole = self._identity() + hashlib.sha256(code).digest() + code
-        for file in self._files():
-            try:
+        files = self._files()
+        for file in files:
+            with suppress(OSError, MeshwrightError):  # where none can be written the next process compiles it again
                 file.parent.mkdir(parents=True, exist_ok=True)
                 write_bytes(file, whole)
-                break
-            except (OSError, MeshwrightError):
-                continue  # it is compiled again by the next process
+        for file in files[1:]:
+            _forget_old(file)
         return code
 
     def _link(self, code: bytes) -> None:
@@ -208,6 +220,38 @@ def _address(argument: np.ndarray, dtype: np.dtype) -> int:
         return ctypes.addressof(ctypes.c_char.from_buffer(argument))
     except (TypeError, ValueError):  # read-only or empty: as well, and slower
         return argument.ctypes.data
+
+
+@contextmanager
+def _alone(file: Path) -> Iterator[None]:
+    """Let one process at a time make a file, as far as the system and its folder allow; no longer than a while."""
+    lock = None
+    with suppress(ImportError, OSError):
+        from fcntl import LOCK_EX, LOCK_NB, flock
+
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(file.with_suffix(".lock"), os.O_CREAT | os.O_RDWR, 0o600)
+        until = time.monotonic() + PATIENCE_S
+        while time.monotonic() < until:
+            with suppress(BlockingIOError):
+                flock(lock, LOCK_EX | LOCK_NB)
+                break
+            time.sleep(0.05)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            with suppress(OSError):
+                file.with_suffix(".lock").unlink()
+            os.close(lock)
+
+
+def _forget_old(file: Path) -> None:
+    """Remove what is kept of older versions of a file's function for this machine."""
+    with suppress(OSError):
+        same = file.parent.glob(f"{file.stem.rpartition('-')[0]}-*.native")
+        for old in sorted(same, key=lambda one: one.stat().st_mtime)[:-KEPT_VERSIONS]:
+            old.unlink()
 
 
 def _trusted(file: Path) -> bool:
