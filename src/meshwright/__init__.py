@@ -31,6 +31,7 @@ _PUBLIC = {
     "load_device": ("meshwright.spec.cluster", "load_device"),
     "Train": ("meshwright.spec.workload", "Train"),
     "parse_train": ("meshwright.spec.workload", "parse"),
+    "parse_feed": ("meshwright.spec.feed", "parse"),
     "Plan": ("meshwright.plan", "Plan"),
     "parse_plan": ("meshwright.plan", "parse"),
     "check_plan": ("meshwright.plan", "check"),

@@ -68,6 +68,12 @@ def test_one_worker_reads_no_faster_than_a_stream():
     assert found.period_s == pytest.approx(0.5)
 
 
+def test_steps_wait_for_producers_that_are_slower_than_they_train():
+    # a batch of 4 samples, of which all producers together make 8 a second
+    assert fed(sizes(workers=0, producers=8, make_s=0.5, work_s={})).period_s == pytest.approx(0.5)
+    assert fed(sizes(workers=0, producers=8, make_s=0.05, work_s={})).period_s == pytest.approx(0.1)
+
+
 def test_a_copy_to_the_device_is_a_part_of_the_step_or_hidden_beside_the_one_before():
     said = {"workers": 4, "ahead": 8, "copy_bytes": 2e8, "copy_bytes_s": 1e10}
     assert fed(sizes(**said)).period_s == pytest.approx(0.12)

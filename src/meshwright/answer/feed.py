@@ -10,7 +10,7 @@ from meshwright.answer.fed_answer import ENOUGH, FeedAnswer, TriedWorkers
 from meshwright.answer.prediction import Assumption, Sensitivity
 from meshwright.errors import MeshwrightError
 from meshwright.plan import Plan
-from meshwright.simulate.feed import FedSteps, FeedSizes, enough, fed
+from meshwright.simulate.feed import ROUNDING, FedSteps, FeedSizes, enough, fed
 from meshwright.simulate.reservoir import StreamSizes, streamed
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.feed import AHEAD, BEFORE_FILTER, MOST_WORKERS, RANK, USUAL_PREFETCH, Feed
@@ -58,10 +58,10 @@ def feed_answer(
         a_node=sizes.readers,
         own_s=step_s,
         step_s=found.period_s,
-        wait_s=max(0.0, found.wait_s - copy),
+        wait_s=_waits(found, copy),
         copy_s=copy,
         first_s=found.first_s,
-        early_s=tuple(np.maximum(0.0, found.waits_s[:8] - copy).tolist()),
+        early_s=tuple(float(s) if s > ROUNDING * found.period_s else 0.0 for s in found.waits_s[:8] - copy),
         make_s=sizes.make_alone_s,
         stages={"read": sizes.read_alone_s} | sizes.work_s,
         used=used,
@@ -172,8 +172,14 @@ def _tried(sizes: FeedSizes, feed: Feed, found: FedSteps, least: int | None) -> 
     for workers in counts:
         one = found if workers == feed.workers else fed(sizes.with_workers(workers, USUAL_PREFETCH * workers))
         copy = 0.0 if sizes.copied_ahead else sizes.copy_s
-        out.append(TriedWorkers(workers=workers, step_s=one.period_s, waits=max(0.0, one.wait_s - copy) / one.period_s))
+        out.append(TriedWorkers(workers=workers, step_s=one.period_s, waits=_waits(one, copy) / one.period_s))
     return tuple(out)
+
+
+def _waits(found: FedSteps, copy_s: float) -> float:
+    """Seconds of a step that wait for data, without its copy to the device."""
+    waits = found.wait_s - copy_s
+    return waits if waits > ROUNDING * found.period_s else 0.0
 
 
 def with_data(split: dict[str, float], told: FeedAnswer | None) -> dict[str, float]:

@@ -11,6 +11,9 @@ from meshwright.quantity import seconds
 from meshwright.report.page import Page
 from meshwright.simulate.reservoir import StreamedSteps
 
+#: First steps whose waits are shown.
+EARLY = 4
+
 
 def lines(prediction: Prediction) -> list[tuple[str, str, str]]:
     """(what, value, note) of a step with its data; empty where nothing says how it is fed."""
@@ -21,6 +24,9 @@ def lines(prediction: Prediction) -> list[tuple[str, str, str]]:
         ("a step", seconds(told.step_s), f"{seconds(told.own_s)} by itself; the first waits {seconds(told.first_s)}"),
         ("waiting for data", seconds(told.wait_s), f"{told.waits:.1%} of a step: {_bound(told)}"),
     ]
+    if len(told.early_s) > 1:
+        early = ", ".join(seconds(one) for one in told.early_s[:EARLY])
+        out.append(("the first steps", "from a cold start", f"wait {early}"))
     if told.copy_s:
         out.append(("copied to the device", seconds(told.copy_s), "as the step begins; to_device=ahead hides it"))
     if told.stream is not None:
@@ -59,7 +65,7 @@ def _bound(told: FeedAnswer) -> str:
 def _enough(told: FeedAnswer) -> str:
     if told.enough is not None:
         return f"{told.enough} worker{'s' * (told.enough != 1)} a reader, {told.enough * told.a_node} a node"
-    return f"no number: the {told.full[0]} is full" if told.full else "no number that was tried"
+    return f"no number: full before: {', '.join(told.full)}" if told.full else "no number that was tried"
 
 
 def changed(before: Prediction, after: Prediction, console: Console) -> None:
