@@ -117,6 +117,24 @@ def test_what_a_benchmarks_scripts_say_of_the_engine_is_asked():
     assert words(**dense, **even, tp="4", source_ref="elsewhere") == (1, 0, 0.0, 0)
 
 
+def test_a_script_says_the_cache_and_the_tokens_of_an_iteration_of_the_image_that_it_ran():
+    def words(**cells):
+        row = ROW | {"source_ref": "(source_file=2026-03-25.csv)", "precision": "fp8", "tp": "4"} | cells
+        engine = asked(row).serve.engine
+        return engine.kv, engine.budget, engine.max_batch, engine.block, engine.memory
+
+    minimax = {"model": "MiniMaxAI/MiniMax-M2.5", "hardware": "b200_sxm", "isl": "1024", "engine_version": "0.19.0"}
+    assert words(**minimax) == ("fp8", 2048, 1024, 32, 0.9) and words(**minimax | {"isl": "8192"})[1] == 16384
+    assert words(**minimax, dp="2")[1] == 2 * 2048 and words(**minimax, kv_dtype="bf16")[0] == "bf16"
+    assert words(**minimax | {"engine_version": "0.17.0"}) == ("bf16", 0, 1024, 32, 0.95)
+    assert words(**minimax | {"hardware": "h100_sxm"}) == ("bf16", 0, 256, 16, 0.9)
+    oss = {"model": "openai/gpt-oss-120b", "precision": "fp4"}
+    assert [words(**oss, hardware=name)[0] for name in ("b200_sxm", "h100_sxm", "h200_sxm")] == ["fp8", "bf16", "bf16"]
+    # of no script it is what the benchmark's servers of quantised weights have
+    assert words(model="meta-llama/Llama-3.1-70B", hardware="h200_sxm")[:2] == ("fp8", 0)
+    assert words(**minimax, source_ref="elsewhere")[:2] == ("bf16", 0)
+
+
 def test_images_that_configurations_of_several_tokens_ran_alone_say_that_tokens_are_predicted():
     r1 = {"model": "deepseek-ai/DeepSeek-R1", "engine": "trtllm", "precision": "fp8", "tp": "8", "hardware": "b200_sxm"}
     r1 |= {"source_ref": "systems/silicon_sample.csv (source_file=2026-03-25.csv)", "concurrency": "64"}

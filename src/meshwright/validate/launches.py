@@ -1,13 +1,15 @@
 """Settings with which a publication's scripts launch its servers: what a row's columns leave open of the engine.
 
 The launch scripts of the nightly benchmark InferenceMAX (now InferenceX: benchmarks/single_node/fixed_seq_len/*.sh at
-8eec0d4e and 25cbe715, benchmarks/70b_*_trt_slurm.sh at 1b563c85) choose them by model, device and load. They changed
-over the months and a row does not say its script's date: these are the scripts that were read, and none was chosen by
-a result.
+8eec0d4e and 25cbe715, benchmarks/70b_*_trt_slurm.sh at 1b563c85, benchmarks/single_node/{dsr1,glm5}_fp8_h200.sh at
+161e7f65 and 0c82808d) choose them by model, device and load. They changed over the months and a row does not say its
+script's date: these are the scripts that were read, and none was chosen by a result. A script that does not name the
+cache's precision has one of 16 bits.
 
 Which of two scripts launched a server a row says where it names the image: until May 2026 the configurations that
 predict several tokens (dsr1-fp4-b200-trt-mtp, dsr1-fp8-b200-trt-mtp) ran TensorRT-LLM's 1.2.0rc6.post3, those that do
 not 1.2.0rc6.post2 (SemiAnalysisAI/InferenceX, pull requests 1488 and 1489). An image that both ran says nothing.
+Servers of MiniMax-M2.5 on B200 had other settings before they ran vLLM 0.19 (pull requests 947, 996 and 1010).
 """
 
 from __future__ import annotations
@@ -82,10 +84,27 @@ def _ahead(server: LaunchedServer) -> LaunchedWords:
     return found | {"budget": tokens * server.adp} | ({"batch_wait": 60} if server.adp > 1 else {})
 
 
+def _twice(server: LaunchedServer) -> LaunchedWords:
+    """--max-num-batched-tokens, --kv-cache-dtype and --block-size of MiniMax-M2.5 in vLLM on B200: twice the prompt's
+    tokens in an iteration. Older images ran scripts that leave the tokens open (benchmarks/single_node/
+    minimaxm2.5_fp8_b200.sh at 07e171a3, minimaxm2.5_fp4_b200.sh at 56245be3)."""
+    block = {"block": 32} if server.precision == "fp8" else {}
+    if server.image.startswith("0.17"):
+        return {"kv": "bf16", "memory": 0.95} | block
+    if server.image.startswith("nightly"):
+        return {}
+    return {"budget": 2 * server.prompt * server.adp, "kv": "fp8"} | block
+
+
 #: Scripts of InferenceMAX.
 INFERENCEMAX: tuple[LaunchScript, ...] = (
+    LaunchScript("vllm", "MiniMax-M2.5", "b200", _twice),
+    LaunchScript("vllm", "MiniMax-M2.5", "h100", lambda server: {"kv": "bf16", "max_batch": 256}),
+    LaunchScript("vllm", "gpt-oss", "b200", lambda server: {"kv": "fp8", "max_batch": 512}),
+    LaunchScript("vllm", "gpt-oss", "h[12]00", lambda server: {"kv": "bf16"}),
     LaunchScript("sglang", "DeepSeek-R1", "b200", _polled),
-    LaunchScript("sglang", "DeepSeek-R1", "h200", lambda server: {"budget": 32768}),
+    LaunchScript("sglang", "DeepSeek-R1", "h200", lambda server: {"budget": 32768, "kv": "bf16"}),
+    LaunchScript("sglang", "GLM-5", "h200", lambda server: {"kv": "bf16"}),
     LaunchScript("sglang", "GLM-5", "b200", lambda server: {"budget": 32768}),
     LaunchScript("sglang", "Qwen3.5", "h200", lambda server: {"budget": 16384}),
     LaunchScript("trtllm", "DeepSeek-(R1|V3)", "b200", _delayed),
@@ -103,6 +122,7 @@ def launched(
 ) -> LaunchedWords:
     """Return the engine's words that a row's script says; none where no script is for its model, device and engine."""
     for script in scripts:
-        if script.engine == engine and re.search(script.model, row["model"]) and script.hardware in row["hardware"]:
+        patterns = (script.model, row["model"]), (script.hardware, row["hardware"])
+        if script.engine == engine and all(re.search(pattern, said) for pattern, said in patterns):
             return script.words(server)
     return {}

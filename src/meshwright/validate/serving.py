@@ -219,7 +219,6 @@ def _load(row: dict[str, str]) -> tuple[Serve, Requests]:
     if not prompt or not output:
         raise unsupported("lengths not stated")
     protocol = protocol_of(row)
-    kv = row.get("kv_dtype") or (protocol.kv if row["precision"] in ("fp8", "fp4") else "")
     concurrency, batch, rate = whole(row, "concurrency"), whole(row, "batch_size"), number(row, "rate_req_s")
     shape = (
         whole(row, "tp", 1) or 1,
@@ -231,7 +230,9 @@ def _load(row: dict[str, str]) -> tuple[Serve, Requests]:
     )
     scripts = protocol.scripts if row["mode"] == "agg" else ()  # they launch one server
     words = launched(scripts, row, family(row["engine"]), LaunchedServer(row["precision"], *shape))
-    engine = EngineWords(max_batch=MAX_BATCH, profile=profile_of(row), kv=kv if kv in KV_BYTES else "bf16", **words)
+    kv = row.get("kv_dtype") or words.get("kv") or (protocol.kv if row["precision"] in ("fp8", "fp4") else "")
+    words |= {"kv": kv if kv in KV_BYTES else "bf16", "profile": profile_of(row)}
+    engine = EngineWords(**{"max_batch": MAX_BATCH} | words)
     said = {"prompt": prompt, "output": output, "engine": engine}
     if row["load_type"] == "concurrency" and concurrency:
         serve = Serve(concurrency=concurrency, requests=concurrency * protocol.rounds, **said)
