@@ -114,6 +114,7 @@ def test_a_measured_rate_takes_the_place_of_kernels():
         ("partitions=4 idle=host", ONE, "1xxeon", "the memory of"),
         ("partitions=4", ONE, "1xxeon", "have none"),
         ("partitions=4 idle=peers", ONE, "1xp100", "one machine"),
+        ("partitions=16 idle=host", ONE, "8xp100", "not there for the others"),
         ("dp1", ONE, "4xp100", "dp=1 of a cluster of 4"),
     ],
 )
@@ -170,6 +171,9 @@ def test_commands_answer_for_graphs(capsys, tmp_path):
         main(["predict", "llama3-8b", "--on", "8xh100", "--train", "batch=8,seq=4096", "--plan", "partitions=4"]) == 2
     )
     assert "[P083]" in capsys.readouterr().err
-    assert main(["search", "youtube-line", "--on", "8xh100", "--train", "batch=8,seq=4096"]) == 2
+    assert (
+        main(["export", "youtube-line", "--on", "8xh100", "--train", "batch=8", "--plan", "dp8", "--to", "megatron"])
+        == 2
+    )
     assert "[M011]" in capsys.readouterr().err
     assert load_graph_model("friendster").nodes == 65_608_366

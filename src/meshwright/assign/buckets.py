@@ -10,6 +10,7 @@ the next diagonal in the next one (GraphVite, Zhu et al., 2019, arXiv 1903.00757
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 
@@ -24,6 +25,7 @@ class EdgeBucket(NamedTuple):
 Round = tuple[EdgeBucket | None, ...]
 
 
+@lru_cache(maxsize=1 << 16)
 def needed(bucket: EdgeBucket, partitions: int, apart: bool) -> frozenset[int]:
     """Return the numbers of what a bucket needs: its partitions, or, where heads and tails are `apart` in two tables,
     the head's partition of the first and the tail's of the second, numbered behind those."""
@@ -90,6 +92,7 @@ class LockServer:
             del self.locked[one]
 
 
+@lru_cache(maxsize=32)
 def locked(partitions: int, machines: int, apart: bool = False) -> tuple[Round, ...]:
     """Return what machines train that ask a lock server, where all buckets take equally long."""
     if machines == 1:
@@ -124,6 +127,7 @@ def grid(partitions: int, machines: int) -> tuple[Round, ...]:
     )
 
 
+@lru_cache(maxsize=32)
 def tournament(partitions: int, machines: int) -> tuple[Round, ...]:
     """Return rounds of one table in which every machine has a bucket: pairs of partitions meet as players do in a
     tournament of P - 1 days (Kirkman's circle: one stays, the others go round), so that those of a day have none in

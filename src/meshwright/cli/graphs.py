@@ -1,4 +1,4 @@
-"""``meshwright predict`` of a model of a graph: of vectors of its nodes, or of a network that passes it whole."""
+"""``meshwright predict`` and ``search`` of a model of a graph: of vectors of its nodes, or of a network over it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from meshwright.cli import options
-from meshwright.cli.question import GOAL, WANTED, WORLD, Question, path_of
+from meshwright.cli.output import console, note, print_json, unwritable
+from meshwright.cli.question import GOAL, WANTED, WORLD, Question, beside, path_of
 from meshwright.cli.sheets import show, unwritable_files
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.spec.graph_epochs import GraphEpochs, parse_graph_epochs
@@ -19,8 +20,14 @@ NEEDED = {
     "train": "--train batch=1000,negatives=100,shared=50",
     "plan": '--plan "partitions=16"',
 }
-#: Options of other questions.
-OTHERS = ("job_trace", "records", "slo", "engine_profile")
+#: Options of other questions, by command.
+OTHERS = {
+    "predict": ("job_trace", "records", "slo", "engine_profile"),
+    "search": (
+        *("slo", "day", "rates", "goodput", "for_", "headroom", "risk", "robust", "runnable", "strategy", "objective"),
+        *("pareto", "variants", "pick", "report", "plot", "store"),
+    ),
+}
 
 
 def is_of_graph(question: Question) -> bool:
@@ -36,8 +43,8 @@ def predict_graph(question: Question, given: Any, wrong: list[Diagnostic]) -> in
     Raises:
         MeshwrightError: everything that is wrong with the question, at once.
     """
-    wrong = [*wrong, *_of_others(question, given), *unwritable_files(given)]
-    model, cluster, work, costs, plan = _read(question, wrong)
+    wrong = [*wrong, *_of_others(question, given, "predict"), *unwritable_files(given)]
+    model, cluster, work, costs, plan = _read(question, wrong, "predict")
     if isinstance(work, GraphEpochs):
         from meshwright.answer.graph_network import predict_graph_network as predict
         from meshwright.report.graph_network_sheet import sheet
@@ -47,7 +54,37 @@ def predict_graph(question: Question, given: Any, wrong: list[Diagnostic]) -> in
     return show(predict(model, cluster, work, plan, costs=costs), sheet, given)
 
 
-def _read(question: Question, wrong: list[Diagnostic]) -> list[Any]:
+def search_graph(question: Question, given: Any, wrong: list[Diagnostic]) -> int:
+    """Search the ways of training a model of a graph and print the best; 0 when a plan fits, 1 when none does.
+
+    Raises:
+        MeshwrightError: everything that is wrong with the question, at once.
+    """
+    wrong = [*wrong, *_of_others(question, given, "search"), *unwritable(given.save, "--save")]
+    if given.top and not (given.top.isdecimal() and int(given.top)):
+        wrong.append(Diagnostic(code="R002", message=f"{given.top!r} is not a count", place=f"--top {given.top}"))
+    model, cluster, work, costs, _ = _read(question, wrong, "search")
+    from meshwright.search.graphs import find_graph
+
+    limits = {name: getattr(given, name) for name in ("fix", "bound", "exclude", "allow")}
+    found = find_graph(model, cluster, work, costs=costs, top=int(given.top or 5), **limits)
+    if given.json:
+        print_json(found.to_json())
+    else:
+        from meshwright.report.graphs_sheet import render_found
+
+        render_found(found, console())
+    if given.save:
+        from meshwright.plan.toml import save
+
+        said = {field: getattr(question, field) for field in ("model", "on", "framework") if getattr(question, field)}
+        said = {field: beside(path_of(text, question.base), given.save) for field, text in said.items()}
+        save(found.best[0].plan, given.save, said | {"train": work.text()})
+        note(f"wrote {given.save}: meshwright predict {given.save} says more")
+    return 0 if found.fits else 1
+
+
+def _read(question: Question, wrong: list[Diagnostic], command: str) -> list[Any]:
     """Model, cluster, workload, costs (None where no framework is named) and plan."""
     from meshwright.plan import parse
     from meshwright.spec.cluster import load
@@ -55,7 +92,8 @@ def _read(question: Question, wrong: list[Diagnostic]) -> list[Any]:
     from meshwright.spec.edge_samples import parse_edge_samples
     from meshwright.spec.graphs import GraphNetwork, load_graph_model
 
-    wrong = [*wrong, *options.missing(msgspec.structs.asdict(question), NEEDED, command="predict")]
+    needed = NEEDED if command == "predict" else {name: NEEDED[name] for name in ("model", "on", "train")}
+    wrong = [*wrong, *options.missing(msgspec.structs.asdict(question), needed, command=command)]
 
     def read(text: str, reader: Any) -> Any:
         try:
@@ -86,10 +124,10 @@ def _read(question: Question, wrong: list[Diagnostic]) -> list[Any]:
     return parts
 
 
-def _of_others(question: Question, given: Any) -> list[Diagnostic]:
+def _of_others(question: Question, given: Any, command: str) -> list[Diagnostic]:
     """X004 for what is of other questions."""
     said = [f"--{name}" for name in (*GOAL, *WORLD, "serve", "denoise", "rollout") if getattr(question, name)]
-    said += [f"--{name.strip('_').replace('_', '-')}" for name in OTHERS if getattr(given, name, "")]
+    said += [f"--{name.strip('_').replace('_', '-')}" for name in OTHERS[command] if getattr(given, name, "")]
     message = "says nothing of a model of a graph"
-    place = "meshwright predict"
+    place = f"meshwright {command}"
     return [Diagnostic(code="X004", message=f"{name} {message}", place=place, help="drop it") for name in said]

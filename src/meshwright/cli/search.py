@@ -19,6 +19,7 @@ from meshwright.cli.output import console, note, print_json, unwritable
 from meshwright.cli.question import asked, path_of, unserved
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
 from meshwright.plan.facets import fields
+from meshwright.spec.graphs import is_graph_model
 from meshwright.spec.recommender import is_recommender
 
 if TYPE_CHECKING:
@@ -116,6 +117,12 @@ def run(argv: list[str]) -> int:
         said = ("model", "train", "framework", "tokens", "days", "budget", "price", "serve")
         of_tables = asked({field: getattr(given, field) for field in said} | {"on": ",".join(given.on)})
         return search_recommended(of_tables, given, wrong)
+    if is_graph_model(path_of(question.model, question.base)):
+        from meshwright.cli.graphs import search_graph
+
+        said = ("model", "train", "framework", "tokens", "days", "budget", "price", "serve")
+        of_graph = asked({field: getattr(given, field) for field in said} | {"on": ",".join(given.on)})
+        return search_graph(of_graph, given, wrong)
     wrong += unserved(given, ("slo", "goodput", "day", "rates"), "search")
     wrong += unwritable(given.report, "--report") + unwritable(given.save, "--save") + scaling.plottable(given.plot)
     ask = _read(given, wrong)

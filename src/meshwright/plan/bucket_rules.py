@@ -20,10 +20,12 @@ def is_host(device: Device) -> bool:
 
 
 def idle_of(plan: Plan, cluster: Cluster) -> str:
-    """Return where partitions lie that nobody trains: as is said, else on the host of accelerators, with the other
-    processors where there are some, and on drives."""
+    """Return where partitions lie that nobody trains: as is said, else with the others where there are several hosts,
+    on the host of accelerators, and on the drives of processors."""
     if plan.buckets.idle != UNSAID:
         return plan.buckets.idle
+    if cluster.num_devices > cluster.islands[0].node.devices:
+        return PEERS
     if not is_host(cluster.islands[0].device):
         return HOST
     return PEERS if cluster.num_devices > 1 else NVME
@@ -107,6 +109,9 @@ def _of_cluster(plan: Plan, model: NodeEmbedding, cluster: Cluster, work: EdgeSa
         message = f"partitions that nobody trains lie on drives, of which nodes of {cluster.name} have none"
         help = "say nvme_gb_s of the node in a cluster file, or idle=host or idle=peers"
         found.append(wrong("P084", message, "buckets.idle", help))
+    if idle in (HOST, NVME) and dp > node.devices:
+        message = f"idle={idle}: partitions on one host are not there for the others of {cluster.name}"
+        found.append(wrong("P084", message, "buckets.idle", "say idle=peers"))
     if idle == PEERS and dp == 1:
         found.append(wrong("P084", "idle=peers: there is one machine", "buckets.idle", "say idle=nvme"))
     return found
