@@ -167,5 +167,9 @@ def test_a_prediction_with_a_feed_sums_up_and_says_what_is_full():
     assert poor.step_time_s == pytest.approx(64 * 2e6 / 1e6, rel=1e-2)  # all samples through the node's source
     assert sum(poor.attribution.values()) == pytest.approx(poor.step_time_s)
     assert poor.tokens_per_s_per_gpu == pytest.approx(64 * 4096 / 8 / poor.step_time_s)
+    few = predict(*asked, feed=parse("workers=1,latency=900ms"))  # 7.2 s a batch, two are enough
+    helps = {one.name: one.change for one in few.sensitivities}
+    assert helps.keys() == {"data latency", "data workers"} and helps["data workers"] < -0.45
+    assert helps["data latency"] == pytest.approx(1 / 1.1 - 1, rel=1e-4)
     low, high = poor.step_time_interval_s
     assert high / low < 1.01  # the source sets the pace, whatever the step's own error is

@@ -3,6 +3,9 @@ are enough."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import msgspec
 import numpy as np
 
@@ -25,6 +28,8 @@ DATA = "data"
 TEXT_BYTES = 4.0
 #: Bytes of a token as its id goes to the device: 64 bits, as torch's embeddings take them.
 ID_BYTES = 8.0
+#: A change of the step time below this is none.
+LEAST = 5e-5
 #: Numbers of workers that are tried beside the one that is asked about.
 TRIED = (0, 1, 2, 4, 8, 16, 32, 64, 128)
 
@@ -188,11 +193,37 @@ def with_data(split: dict[str, float], told: FeedAnswer | None) -> dict[str, flo
 
 
 def felt(found: tuple[Sensitivity, ...], told: FeedAnswer | None) -> tuple[Sensitivity, ...]:
-    """The changes of a step that has its data, as changes of one that may wait for it."""
-    if told is None or not found:
+    """The changes of a step that has its data, as changes of one that may wait for it, and those by its feed."""
+    if told is None:
         return found
     steps = told.steps_of(np.array([told.own_s * (1 + one.change) for one in found]))
-    return tuple(msgspec.structs.replace(one, change=float(step) / told.step_s - 1) for one, step in zip(found, steps))
+    out = [msgspec.structs.replace(one, change=float(step) / told.step_s - 1) for one, step in zip(found, steps)]
+    for name, what, sizes in () if told.stream is not None else _faster(told.sizes):
+        out.append(Sensitivity(name=name, what=what, change=fed(sizes).period_s / told.step_s - 1))
+    return tuple(sorted((one for one in out if abs(one.change) > LEAST), key=lambda one: one.change))
+
+
+def _faster(sizes: FeedSizes) -> Iterator[tuple[str, str, FeedSizes]]:
+    """The sizes of a feed with 10% more of one thing each, and another worker."""
+
+    def with_(**said: Any) -> FeedSizes:
+        return msgspec.structs.replace(sizes, **said)
+
+    if sizes.read_bytes_s or sizes.stream_bytes_s:
+        rates = {"read_bytes_s": 1.1 * sizes.read_bytes_s, "stream_bytes_s": 1.1 * sizes.stream_bytes_s}
+        yield "data source", "the source of the data 10% faster", with_(**rates)
+    if sizes.latency_s:
+        yield "data latency", "the source of the data 10% sooner", with_(latency_s=sizes.latency_s / 1.1)
+    if sizes.work_s:
+        less = {stage: seconds / 1.1 for stage, seconds in sizes.work_s.items()}
+        yield "data work", "work on samples 10% faster", with_(work_s=less)
+        yield "data cores", "10% more cores for data workers", with_(cores=1.1 * sizes.cores)
+    if not sizes.producers:
+        more = sizes.workers + 1
+        ahead = max(sizes.ahead, USUAL_PREFETCH * more)
+        yield "data workers", "another data worker beside each rank that reads", sizes.with_workers(more, ahead)
+    elif sizes.make_s:
+        yield "data producers", "10% more producers", with_(make_s=sizes.make_s / 1.1)
 
 
 def feed_cautions(told: FeedAnswer | None) -> tuple[str, ...]:
