@@ -15,7 +15,7 @@ from meshwright.answer.recommending import predict_recommending
 from meshwright.cli import main
 from meshwright.plan import parse
 from meshwright.report import recommending_sheet, sheet_html, sheet_text
-from meshwright.report.sheet import Grid, Lines, Remarks, Sheet, Spent, fullest, headline, shown
+from meshwright.report.sheet import Lines, Remarks, Sheet, SheetGrid, Spent, fullest, headline, shown
 from meshwright.spec.cluster import load
 from meshwright.spec.recommender import load_recommender
 from meshwright.spec.samples import parse_samples
@@ -41,7 +41,7 @@ SHEET = Sheet(
     sections=(
         SPENT,
         Lines("Sent", [("rows", "3 MB", "in a step")], ["and nothing else"]),
-        Grid("Splits", ("first", "second"), [("1", "2"), ("3", "4")], chosen=1),
+        SheetGrid("Splits", ("first", "second"), [("1", "2"), ("3", "4")], chosen=1),
         Remarks("Against", ["twice as fast"]),
     ),
     memory=(RANK,),

@@ -8,7 +8,7 @@ from rich.text import Text
 from meshwright.answer.recommending import RecommendingPrediction
 from meshwright.quantity import gibibytes, seconds
 from meshwright.report.page import Page
-from meshwright.report.sheet import Grid, Sheet, Spent, fullest, headline
+from meshwright.report.sheet import Sheet, SheetGrid, Spent, fullest, headline
 from meshwright.report.sheet_text import grid, printed
 from meshwright.search.recommending import FoundRecommending
 from meshwright.simulate.recommending import PLACES
@@ -49,19 +49,19 @@ def render_found(found: FoundRecommending, console: Console) -> None:
         rows.append((seconds(one.step_time_s), f"{one.samples_per_s:,.0f}", held, fits, one.plan.text()))
     with Page(console) as page:
         page.print(Text(f"{found.evaluated} plans, the best:", "bold"))
-        grid(Grid("", ("step", "samples/s", "fullest rank", "", "plan"), rows), page)
+        grid(SheetGrid("", ("step", "samples/s", "fullest rank", "", "plan"), rows), page)
         page.print()
         printed(sheet(found.best[0]), page)
 
 
-def _tables(prediction: RecommendingPrediction) -> Grid:
+def _tables(prediction: RecommendingPrediction) -> SheetGrid:
     largest, rows = sorted(prediction.tables, key=lambda table: -table.num_bytes), []
     for one in largest[:SHOWN]:
         way = f"{one.way} x{one.slices}" if one.slices > 1 else one.way
         more = f" and {len(one.ranks) - RANKS} more" if len(one.ranks) > RANKS else ""
         where = ",".join(map(str, one.ranks[:RANKS])) + more
         rows.append((str(one.table), f"{one.rows:,}", f"{one.pooling:g}", gibibytes(one.num_bytes), way, where))
-    return Grid(
+    return SheetGrid(
         f"Tables: {prediction.ways}; the busiest rank {prediction.balance_gap:.1%} over the bound",
         ("table", "rows", "lookups", "memory", "way", "ranks"),
         rows,

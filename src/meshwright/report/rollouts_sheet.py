@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from meshwright.answer.rollout_answer import DevicesSpent, RolloutPrediction
 from meshwright.quantity import big, gibibytes, seconds
-from meshwright.report.sheet import Grid, Lines, Remarks, Sheet, SheetSection, Spent, sizes
+from meshwright.report.sheet import Lines, Remarks, Sheet, SheetGrid, SheetSection, Spent, sizes
 
 
 def sheet(prediction: RolloutPrediction) -> Sheet:
@@ -88,4 +88,4 @@ def _splits(prediction: RolloutPrediction) -> list[SheetSection]:
         rows.append((str(one.generating), str(one.training), took, *idle, str(one.staleness_max), note))
         chosen = number if one.generating == prediction.devices[1] else chosen
     heads = ("generate", "train", "a step", "idle generating", "idle training", "oldest", "")
-    return [Grid("Splits of the devices that were tried", heads, rows, chosen=chosen)]
+    return [SheetGrid("Splits of the devices that were tried", heads, rows, chosen=chosen)]

@@ -33,7 +33,7 @@ class Spent(NamedTuple):
     causes: Sequence[tuple[str, float, str]]
 
 
-class Grid(NamedTuple):
+class SheetGrid(NamedTuple):
     """A table: its heads and its rows, of which the one at ``chosen`` is that of the answer; remarks stand below."""
 
     title: str
@@ -51,7 +51,7 @@ class Remarks(NamedTuple):
 
 
 #: What a sheet is made of.
-SheetSection = Lines | Spent | Grid | Remarks
+SheetSection = Lines | Spent | SheetGrid | Remarks
 
 
 class Sheet(msgspec.Struct, frozen=True, kw_only=True):

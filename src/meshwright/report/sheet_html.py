@@ -53,7 +53,7 @@ def render(sheet: Sheet) -> str:
 
 
 def _drawn(section: SheetSection) -> dict[str, Any]:
-    """What the template draws of a section."""
+    """The values that the template draws of a section."""
     if isinstance(section, Spent):
         rows = [
             {
@@ -71,4 +71,4 @@ def _drawn(section: SheetSection) -> dict[str, Any]:
     if isinstance(section, Lines):
         rows = [(name, value, "; ".join(more)) for name, value, *more in section.rows]
         return {"kind": "lines", "title": section.title, "rows": rows, "remarks": section.remarks}
-    return {"kind": type(section).__name__.lower(), **section._asdict()}
+    return {"kind": type(section).__name__.removeprefix("Sheet").lower(), **section._asdict()}

@@ -8,7 +8,7 @@ from rich.text import Text
 from meshwright.quantity import seconds
 from meshwright.report.bars import bar
 from meshwright.report.page import Page
-from meshwright.report.sheet import Grid, Lines, Sheet, SheetSection, Spent, shown
+from meshwright.report.sheet import Lines, Sheet, SheetGrid, SheetSection, Spent, shown
 
 #: Cells of a bar.
 CELLS = 24
@@ -37,7 +37,7 @@ def printed(sheet: Sheet, page: Page) -> None:
     page.rows(rows)
 
 
-def grid(section: Grid, page: Page) -> None:
+def grid(section: SheetGrid, page: Page) -> None:
     """Print a table under no title."""
     rows = [tuple(Text(head, "dim") for head in section.heads)]
     for number, cells in enumerate(section.rows):
@@ -56,7 +56,7 @@ def _section(section: SheetSection, page: Page) -> None:
                 page.quiet(remark)
         case Spent():
             _spent(section, page)
-        case Grid():
+        case SheetGrid():
             grid(section, page)
         case _:
             for line in section.lines:
