@@ -223,5 +223,5 @@ def _contradictions(values: dict[str, Any], said: SaidWords) -> None:
         if word in values and "producers" not in values:
             help = "say producers= and make=, or drop it"
             said.refuse("W005", f"{word}= is of samples that producers make as training goes on", help)
-    if "threshold" in values and values["threshold"] >= values.get("reservoir", 0):
+    if "producers" in values and values.get("threshold", -1) >= values.get("reservoir", 0):
         said.refuse("W005", "threshold= is as many as the reservoir holds", "say reservoir= of more samples")
