@@ -42,6 +42,18 @@ def test_parameters_and_multiplications_are_those_that_torchvision_publishes(nam
     assert once / 1e9 == pytest.approx(giga, abs=6e-3 if name == "vgg-16" else 6e-4)
 
 
+def test_the_network_of_small_images_is_that_of_the_papers_on_cifar():
+    from meshwright.lower.tensors import tensors_of
+    from meshwright.papers.checks.codecs import RESNET18, RESNET18_VECTORS
+
+    model = mw.load_model("resnet-18-cifar")
+    assert model.num_params == sum(one.size for one in RESNET18) + RESNET18_VECTORS
+    stages = lowered("dp8 mb4", "resnet-18-cifar", mw.parse_train("batch=256,image=32,dtype=fp32")).stages
+    found = [t for unit in stages.compositions[0].units for some in tensors_of(stages, unit).values() for t in some]
+    shapes = [(t.rows, t.columns) for t in RESNET18 for _ in range(t.times)]
+    assert sorted((t.rows, t.columns) for t in found) == sorted(shapes)
+
+
 def test_layers_are_as_many_as_the_name_says():
     # the convolutions of paths and the linear layers, shortcuts aside
     for name in PUBLISHED:

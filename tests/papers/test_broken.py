@@ -13,7 +13,6 @@ from meshwright.papers.checks import (
     checkpoints,
     checks,
     codecs,
-    data_parallel,
     dispatch,
     layouts,
     replayed,
@@ -133,14 +132,6 @@ def test_redco_says_which_blocks_its_rules_do_not_cut_at_heads(outcomes):
     # counted by hand: a rank's columns end inside a head where the heads are no multiple of the ranks
     assert (whole.paper, whole.ours) == (len(blocks), sum(a.heads % 4 == a.kv_heads % 4 == 0 for a in blocks))
     assert whole.ours < whole.paper
-
-
-def test_buckets_that_wait_for_the_whole_backward(monkeypatch):
-    real = data_parallel.exchanged
-    late = lambda sizes, ready, price, bucket: real(sizes, [max(ready)] * len(sizes), price, bucket)  # noqa: E731
-    before = data_parallel.imagenet().figures[0].ours
-    monkeypatch.setattr(data_parallel, "exchanged", late)
-    assert data_parallel.imagenet().figures[0].ours < before
 
 
 def test_a_controller_that_always_waits(monkeypatch):

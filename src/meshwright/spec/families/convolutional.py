@@ -2,7 +2,9 @@
 
 A ResNet's stages have maps half as large and channels twice as many as those before. Strides are in the 3x3 convolution
 of a bottleneck unless ``downsample_in_bottleneck`` puts them in the first one, as the paper has it and torchvision does
-not. VGG has no configuration in ``transformers``: ``features`` is torchvision's list, with "M" for a pooling.
+not. Small images (CIFAR) take a stem of 3x3 without a stride or a pooling: ``stem_kernel``, ``stem_stride`` and
+``stem_pooling``, for which ``transformers`` has no keys. Nor has it VGG: ``features`` is torchvision's list, with "M"
+for a pooling.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ NARROWER = 4
 POOLING, HALVED = "M", 2
 #: Most stages of a network, each of which halves its maps.
 MAX_STAGES = 16
-#: The sides of a ResNet's first convolution and pooling.
+#: The sides of a ResNet's first convolution and of the window of its pooling.
 STEM_KERNEL, STEM_WINDOW = 7, 3
 
 
@@ -49,8 +51,11 @@ def resnet(r: ConfigReader) -> Model:
     r.raise_faults()
     early, in_first = (r.flag(f"downsample_in_{key}", default=False) for key in ("bottleneck", "first_stage"))
     r.ignore("out_features", "out_indices", "stage_names")
-    stem = Convolution2d(inputs=r.int("num_channels", default=3), outputs=first, kernel=STEM_KERNEL, stride=2)
-    streams, blocks, scale, channels = [maps(4, first)], [], 4, first
+    halved, pooled = r.int("stem_stride", default=2, high=MAX_STAGES), r.flag("stem_pooling", default=True)
+    kernel, inputs = r.int("stem_kernel", default=STEM_KERNEL), r.int("num_channels", default=3)
+    stem = Convolution2d(inputs=inputs, outputs=first, kernel=kernel, stride=halved)
+    scale, channels = halved * (HALVED if pooled else 1), first
+    streams, blocks = [maps(scale, first)], []
     for stage, (width, depth) in enumerate(zip(widths, depths)):
         stride = 2 if stage or in_first else 1
         scale *= stride
@@ -60,11 +65,11 @@ def resnet(r: ConfigReader) -> Model:
             path = _path(kind, channels, width, each, early=early, stream=len(streams) - 1 - (number == 0))
             blocks.append(Block(before=(path,), norms=0, stream=len(streams) - 1))
             channels = width
-    pooled = ConvolutionPath(convolutions=(stem,), pooled=2, window=STEM_WINDOW)
+    shrunk = {"pooled": HALVED, "window": STEM_WINDOW} if pooled else {}
     return model(
         r,
         blocks,
-        embedding=ImageStem(path=pooled),
+        embedding=ImageStem(path=ConvolutionPath(convolutions=(stem,), **shrunk)),
         head=ImageClassifier(rows=_classes(r), stream=len(streams) - 1),
         hidden=channels,
         max_seq_len=0,
