@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from meshwright.spec.workload import DTYPE_BYTES, STORED_BYTES
-from meshwright.sync import ballots, divided
+from meshwright.sync import ballots, divided, placed
 from meshwright.sync.codecs import Tensor, codec
 from meshwright.sync.combines import Combine, combine
 from meshwright.sync.record import ADDED, NO_CODEC, Mix, Outer
@@ -38,6 +38,10 @@ AGAIN = "again"
 #: When a fragment is due: after every pass over its layers, after a round of passes (``due.rounds``), once a step, or
 #: once in ``every`` steps.
 PASS, ROUND, STEP, EVERY = "pass", "round", "step", "every"
+#: Where what is exchanged lies as it is made, and as it is read.
+PLACES = dict.fromkeys((GRADIENTS, FOLDED), (placed.TERMS, placed.STATE))
+PLACES |= dict.fromkeys((GATHERED, REFRESHED, AGAIN), (placed.STATE, placed.WHOLE))
+PLACES |= dict.fromkeys((PARAMETERS, MOMENTS), (placed.OWN, placed.STATE))
 #: Kinds of parameters: replicated over all data-parallel ranks, over those of an expert, or the embedding's table where
 #: the head uses it too. Where values are encoded by those beside them, the first are apart that all tensor-parallel
 #: ranks hold alike (``whole``), or some of them do (``repeated``: key-value heads), so that their codes are alike too.
@@ -351,16 +355,20 @@ def on_wire(some: Iterable[Fragment]) -> list[OnWire | DividedOnWire]:
             op = "all_gather" if f.what == GATHERED else "all_to_all"
             inside.append(OnWire(op, shard_bytes(f) * f.shard.size, f.shard))
             outside += _between(f) if f.what != GATHERED else []
-        elif f.what in (GATHERED, AGAIN, REFRESHED):
-            inside.append(OnWire("all_gather", f.num_bytes * f.padding, f.shard))
-        elif f.what in (PARAMETERS, MOMENTS):
-            outside += _between(f)
-        elif f.shard.size > 1:
-            inside.append(OnWire("reduce_scatter", f.num_bytes * f.padding, f.shard))
-            outside += _between(f)
-        else:
-            inside += _between(f)
+            continue
+        way = moved(f)
+        if way.within:
+            inside.append(OnWire(way.within, f.num_bytes * f.padding, f.shard))
+        if way.across:
+            apart = f.shard.size > 1 or f.what in (PARAMETERS, MOMENTS)
+            (outside if apart else inside).extend(_between(f))
     return [one for one in (*inside, *outside) if one.among.size > 1 and one.num_bytes > 0]
+
+
+def moved(f: Fragment) -> placed.StateMoves:
+    """The collectives by which a fragment comes from where it is made to where it is read; a sum, where nothing else is
+    said of it."""
+    return placed.moves(*PLACES.get(f.what, (placed.TERMS, placed.STATE)))
 
 
 def buckets(op: str, num_bytes: float, bucket_bytes: float) -> int:
@@ -384,7 +392,7 @@ def _between(f: Fragment) -> list[OnWire | DividedOnWire]:
     if f.hosted:
         return [OnWire(HOST_REDUCE, f.num_bytes, f.replica)]
     if f.what in (GRADIENTS, FOLDED) and f.plain:
-        return [OnWire("all_reduce", f.num_bytes / f.shard.size, f.replica)]
+        return [OnWire(moved(f).across, f.num_bytes / f.shard.size, f.replica)]
     if f.served:  # the code from every client to the server, and the model as it is stored back
         sent = sum(code.messages(coded_length(f), f.element_bytes))
         return [OnWire("star", (sent + f.num_bytes) / 2, f.replica)]
