@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader, Dataset
 
 from meshwright.errors import MeshwrightError
 from meshwright.plan import parse
@@ -127,6 +128,13 @@ def test_a_killed_run_with_workers_goes_on_with_the_losses_of_one_without(corpus
     assert again["first_step"] in (4, 7) and all(line["data_s"] >= 0 for line in said)
 
 
+def predicted(workers, ahead, make_s, step_s):
+    """Steps of one rank whose batches take so long and need nothing that is shared."""
+    nothing = {"read_bytes": 0.0, "copy_bytes": 0.0, "read_bytes_s": 0.0, "stream_bytes_s": 0.0, "copy_bytes_s": 0.0}
+    how = {"readers": 1, "samples": 1, "work_s": {}, "cores": 0.0, "copied_ahead": False} | nothing
+    return fed(FeedSizes(workers=workers, ahead=max(1, ahead), latency_s=make_s, step_s=step_s, **how))
+
+
 @pytest.mark.parametrize(("workers", "ahead"), [(0, 0), (1, 1), (2, 4), (3, 6), (4, 2)])
 def test_steps_wait_as_the_simulator_says(workers, ahead):
     make_s, step_s, steps = 0.06, 0.025, 14
@@ -141,8 +149,30 @@ def test_steps_wait_as_the_simulator_says(workers, ahead):
         waited.append(feeding.waited_s)
         time.sleep(step_s)
     feeding.close()
-    usual = {"readers": 1, "samples": 1, "read_bytes": 0.0, "latency_s": make_s, "work_s": {}, "copy_bytes": 0.0}
-    usual |= {"copied_ahead": False, "read_bytes_s": 0.0, "stream_bytes_s": 0.0, "cores": 0.0, "copy_bytes_s": 0.0}
-    told = fed(FeedSizes(workers=workers, ahead=max(1, ahead), step_s=step_s, **usual))
+    told = predicted(workers, ahead, make_s, step_s)
     # what a busy machine adds to a sleep is waited for as well
+    assert told.wait_s - 0.003 < np.mean(waited[4:]) < told.wait_s + 0.02
+
+
+class Slow(Dataset):
+    """Samples that take 15 ms each."""
+
+    def __len__(self):
+        return 200
+
+    def __getitem__(self, place):
+        time.sleep(0.015)
+        return torch.zeros(1)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_steps_of_torchs_loader_wait_as_the_simulator_says(workers):
+    loader, waited = iter(DataLoader(Slow(), batch_size=4, num_workers=workers, prefetch_factor=2)), []
+    for _ in range(16):
+        begun = time.perf_counter()
+        next(loader)
+        waited.append(time.perf_counter() - begun)
+        time.sleep(0.025)
+    told = predicted(workers, 2 * workers, 0.06, 0.025)
+    assert told.wait_s == pytest.approx([0.035, 0.005][workers - 1])
     assert told.wait_s - 0.003 < np.mean(waited[4:]) < told.wait_s + 0.02
