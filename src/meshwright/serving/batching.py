@@ -111,14 +111,14 @@ Decision = Iterate | Evict | Admit | Pull | Borrow
 
 class EngineState:
     """The state of an engine: who waits, who runs, the cache, the iteration under way, and the lengths of the last
-    answers. ``busy``: an iteration is under way. ``parked`` are answered here and keep their cache until it is sent;
-    ``offered`` keep theirs elsewhere, and that of those who are ``coming`` is on its way. ``asked`` is what other
-    replicas were last asked for."""
+    answers. ``busy``: an iteration is under way, with ``shares`` of those ``sharing`` in it. ``parked`` are answered
+    here and keep their cache until it is sent; ``offered`` keep theirs elsewhere, and that of those who are ``coming``
+    is on its way. ``asked`` is what other replicas were last asked for."""
 
     def __init__(self, queue: WaitingQueue, cache: KvCache, cohort: Cohort):
         self.waiting, self.cache, self.cohort, self.gate = queue, cache, cohort, AdmissionGate(cache.limits)
         self.running: list[EngineRequest] = []
-        self.shares: tuple[Share, ...] = ()
+        self.shares, self.sharing = tuple[Share, ...](), list[EngineRequest]()
         self.busy = self.unsorted = False
         self.history: deque[int] = deque(maxlen=REMEMBERED)
         self.parked: dict[int, EngineRequest] = {}
@@ -140,7 +140,7 @@ class NextBatch:
         self.waiting, self.running, self.cache = state.waiting, state.running, state.cache
         self.history, self.drafts, self.cohort = state.history, drafts, state.cohort
         self.together, self.ahead, self.closed = 0, ahead, state.gate.closed
-        self.shares: list[Share] = []
+        self.shares, self.sharing = list[Share](), list[EngineRequest]()
         self.evicted: list[Evict] = []
         self.admitted: list[Admit] = []
 
@@ -203,6 +203,7 @@ class NextBatch:
         need = one.target - one.computed
         one.drafted = new - need if new > need else 0
         self.shares.append(Share(one.number, new, one.computed, new >= need, one.drafted))
+        self.sharing.append(one)
         if self.ahead and not one.decodes:
             self.cache.named(one, min(one.computed + new, one.target))
         return new
@@ -332,10 +333,8 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
             cohort.tick(times, cache)
             queue.decoded(cohort.tenants, times)
         pace = cohort.pace
-        at = {one.number: one for one in state.running if one.pace is not pace} if state.shares else {}
-        for share in state.shares:
-            one = at.get(share.number)
-            if one is None:
+        for share, one in zip(state.shares, state.sharing, strict=True):
+            if one.pace is pace or not one.running:
                 continue  # it was withdrawn meanwhile
             made = times if not share.drafted else 1 + guessed.get(share.number, 0)
             done = share.new - share.drafted + made - 1 if share.samples else share.new
@@ -349,25 +348,26 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
             queue.computed(one, done, made if share.samples else 0)
             if share.samples and cohort.on and cohort.takes(one):
                 cohort.join(one, cache)
-        state.shares, state.busy = (), False
+        state.shares, state.sharing, state.busy = (), [], False
         if finished:
             self._answered(state, finished)
 
     def _answered(self, state: EngineState, finished: set[int]) -> None:
         """Note who is answered."""
-        for one in state.running:
-            if one.number in finished:
-                one.done = True
-                state.history.append(one.generated)
-                state.waiting.left(one)
+        known = state.cohort.members.get(min(finished)) if len(finished) == 1 else None
+        for one in (known,) if known is not None else [one for one in state.running if one.number in finished]:
+            one.done = True
+            state.history.append(one.generated)
+            state.waiting.left(one)
         self._release(state)
 
     def _release(self, state: EngineState) -> None:
         """Let those leave that are answered, unless they keep their places until others are."""
-        done = [one for one in state.running if one.done]
-        if self.policy.keeps(True, len(done) < len(state.running)):
+        rest = [one for one in state.running if not one.done]
+        if len(rest) == len(state.running) or self.policy.keeps(True, bool(rest)):
             return
-        state.running[:] = [one for one in state.running if not one.done]
+        done = [one for one in state.running if one.done]
+        state.running[:] = rest
         for one in done:
             if one in state.cohort:
                 state.cohort.leave(one)
@@ -391,6 +391,7 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
                 state.cache.host_free += self.limits.blocks_for(one.computed)
         for one in [one for one in state.running if one.number in numbers]:
             state.running.remove(one)
+            one.running = False
             state.waiting.left(one)
             if one in state.cohort:
                 state.cohort.leave(one)
@@ -412,7 +413,7 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
             if lost is None:
                 break
             evicted.append(Evict(lost.number, lost.swapped))
-        state.shares, state.unsorted = tuple(plan.shares), bool(plan.admitted)
+        state.shares, state.sharing, state.unsorted = tuple(plan.shares), plan.sharing, bool(plan.admitted)
         pulled = pulls(state, self.policy)  # what makes room for it is moved with this iteration
         moved_in, moved_out = state.cache.moved()
         found: tuple[Decision, ...] = (*evicted, *plan.admitted, *pulled, *borrowing(state, self.policy))
@@ -434,7 +435,8 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
             return 1
         found = state.gate.room(state)
         if len(state.waiting):
-            found = min(found, state.waiting.unchanged(Counter(one.new.tenant for one in state.running)))
+            tenants = Counter(one.new.tenant for one in state.running) if state.shares else state.cohort.tenants
+            found = min(found, state.waiting.unchanged(tenants))
         if self.policy.reserves:
             return found if steady_iterations(state, FOR_EVER) > 1 else 1
         # whoever is next may fit once less of its prefix is there to be pinned, or more of it

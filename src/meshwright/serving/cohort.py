@@ -81,8 +81,10 @@ class Cohort:
         """Return the blocks that all take for so many iterations more, behind the one under way."""
         if not self.grows or not self.members:
             return 0
-        cycles, rest = divmod(times, self.block)
         first = self.pace.ticks + self.ahead
+        if times <= 1:
+            return self.phase[-first % self.block] if times else 0
+        cycles, rest = divmod(times, self.block)
         return cycles * len(self.members) + sum(self.phase[-(first + i) % self.block] for i in range(rest))
 
     @property

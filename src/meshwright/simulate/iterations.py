@@ -69,10 +69,10 @@ class IterationCosts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def decoding(self, requests: int, context: float) -> float:
         """Return the attention of so many requests that decode behind so many tokens each on average."""
-        node = self.context_node
-        at = min(max(int(np.searchsorted(node, context, side="right")) - 1, 0), len(node) - 2)
-        low, high = self.decode_s[requests, at], self.decode_s[requests, at + 1]
-        return float(low + (context - node[at]) * ((high - low) / (node[at + 1] - node[at])))
+        node, seconds = self.nodes[0], self.decode_s.item
+        at = min(max(bisect_right(node, context) - 1, 0), len(node) - 2)
+        low, high = seconds(requests, at), seconds(requests, at + 1)
+        return low + (context - node[at]) * ((high - low) / (node[at + 1] - node[at]))
 
     @cached_property
     def nodes(self) -> tuple[list[float], list[float], list[float], list[float]]:

@@ -296,14 +296,16 @@ class Flow(RolesAlike):
 
     def move(self, now: float) -> float:
         """Let the training side do what is due, and return when something is next."""
-        self.side.advance(now)
-        if self.ended and not self.side.done:
+        side = self.side
+        if side.ends <= now or side.loaded <= now:
+            side.advance(now)
+        if self.ended and not side.done:
             ended, self.ended = tuple(self.ended), []
-            self.side.tell(GroupsEnded(ended), now)
-        if self.side.done:
+            side.tell(GroupsEnded(ended), now)
+        if side.done:
             self.pool.events.clear()
             return inf
-        return self.side.due
+        return side.due
 
     def run(self) -> RolledOut:
         """Simulate until all steps have been trained."""

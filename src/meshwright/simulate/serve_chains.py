@@ -98,6 +98,7 @@ class Chains:
         self.free = [place.room_bytes for place in places]
         self.queue: list[dict[int, ChainVisit]] = [{} for _ in places]
         self.batch: list[list[ChainVisit]] = [[] for _ in places]
+        self.computed: list[set[int]] = [set() for _ in places]  # those in the batches, by number
         self.until, self.recent = [0.0] * len(places), [dict[Hashable, float]() for _ in places]
         self.gone: set[int] = set()
         self.arrival = np.array(requests.arrival_s, np.float64)
@@ -211,8 +212,11 @@ class Chains:
     def _start(self, place: int) -> None:
         """Let a place compute a batch, if anybody fits."""
         queue = self.queue[place]
+        if not queue:
+            return
         said = [self._queued(visit) for visit in queue.values()]
-        holders = {who: kept for who, kept in self.holders[place].items() if self._idle(who)}
+        computed, at = self.computed, self.place
+        holders = {who: kept for who, kept in self.holders[place].items() if who not in computed[at[who]]}
         found = self.way.batch(said, holders, self.free[place])
         for number in found.evicted:
             self._evict(number, place)
@@ -229,7 +233,7 @@ class Chains:
             self.held[number][part.name] = place, visit.past + visit.new, size
             self._account(number, place, size - was)
         seconds = self._seconds(place, visits)
-        self.batch[place] = visits
+        self.batch[place], computed[place] = visits, set(found.numbers)
         self.until[place] = self.now + seconds
         self.recent[place][visits[0].part.name] = seconds
         self.batches += 1
@@ -238,11 +242,6 @@ class Chains:
         if len(self.samples) > 2 * MOST_SAMPLES:
             del self.samples[1::2]
         self.push(self.until[place], ENDS, place)
-
-    def _idle(self, number: int) -> bool:
-        """Whether a request is in no batch now."""
-        place = self.place[number]
-        return all(visit.number != number for visit in self.batch[place]) if place >= 0 else True
 
     def _queued(self, visit: ChainVisit) -> Queued:
         _, visit.past, held = self.held[visit.number].get(visit.part.name, (0, 0, 0.0))
@@ -274,7 +273,7 @@ class Chains:
 
     def _ended(self, place: int) -> None:
         """Let the requests of a batch go on."""
-        visits, self.batch[place] = self.batch[place], []
+        visits, self.batch[place], self.computed[place] = self.batch[place], [], set()
         for visit in visits:
             number = visit.number
             if visit.epoch != self.epoch[number]:
@@ -318,7 +317,7 @@ class Chains:
         """Let a place go with all that lies there; its batch is lost, and who waits there goes elsewhere."""
         self.gone.add(place)
         there = [visit.number for visit in (*self.batch[place], *self.queue[place].values())]
-        self.batch[place], self.queue[place] = [], {}
+        self.batch[place], self.computed[place], self.queue[place] = [], set(), {}
         for number in list(self.holders[place]):
             for name, (where, _, _) in list(self.held[number].items()):
                 if where == place:

@@ -66,14 +66,21 @@ def iteration_seconds(replica: Replica, run: Iterate) -> Took:
     """Return what an iteration takes: its tokens, those that decode with their contexts, its prompts, guesses of next
     tokens, and blocks that come from the host's memory and go there."""
     costs, host, shares = replica.costs, replica.host, run.shares
-    alone = [s.past + 1 for s in shares if s.new - s.drafted == 1 and s.past]
-    prompts = [s for s in shares if s.new - s.drafted != 1 or not s.past]
     together, sequences = len(run.decoding), run.sequences
-    decoding, context = together + len(alone), run.context + together + sum(alone)
+    decoding, context = together, run.context + together
+    tokens = sampled = together
+    prompts = queries = past = 0
+    for s in shares:
+        tokens += s.new
+        sampled += s.samples + s.drafted
+        if s.new - s.drafted == 1 and s.past:
+            decoding += 1
+            context += s.past + 1
+        else:
+            prompts += 1
+            queries += s.new
+            past += s.past
     parts = min(replica.stages, sequences)
-    drafted = sum(s.drafted for s in shares)
-    tokens = together + sum(s.new for s in shares)
-    sampled = together + sum(s.samples for s in shares) + drafted
     at = min(-(-tokens // parts), costs.most_tokens)
     linear = costs.linear_s.item(at)
     head, most = -(-sampled // parts), len(costs.sampled_s) - 1
@@ -94,12 +101,7 @@ def iteration_seconds(replica: Replica, run: Iterate) -> Took:
         if replica.fetch_s:
             decode, slope, room = _fetched(replica, decode, slope, room, context, decoding)
     if prompts:
-        queries = sum(s.new for s in prompts)
-        prefill = costs.prefilling(
-            -(-len(prompts) // parts),
-            queries / max(parts, len(prompts)),
-            sum(s.past for s in prompts) / len(prompts),
-        )
+        prefill = costs.prefilling(-(-prompts // parts), queries / max(parts, prompts), past / prompts)
     device = linear + head + decode + prefill
     eager = host.eager_s if prompts or tokens > host.graph_tokens else 0.0
     growth = slope

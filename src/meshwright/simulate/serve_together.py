@@ -25,11 +25,12 @@ class DecodingTogether:
         """Let those of the given numbers be the members."""
         if numbers is self.numbers:
             return
-        self.numbers, ticks = numbers, self.ticks
         wanted = set(numbers)
-        for number in self.since.keys() - wanted:
-            self.leave(number)
-        for number in wanted - self.since.keys():
+        if not wanted.issuperset(self.since):
+            for number in self.since.keys() - wanted:
+                self.leave(number)
+        self.numbers, ticks = numbers, self.ticks
+        for number in wanted.difference(self.since):
             self.since[number] = ticks
             self.fresh.add(number)
             heapq.heappush(self.due, (ticks + self.output[number] - self.made[number], number, ticks))
