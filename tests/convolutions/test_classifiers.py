@@ -114,6 +114,15 @@ def test_what_is_kept_is_what_each_convolution_and_each_norm_read():
     assert kept / (2 * 2) == pytest.approx(11.1e6, rel=0.05)
 
 
+def test_a_block_that_is_recomputed_keeps_the_maps_that_came_in():
+    stages = lowered("dp8 mb4 full").stages
+    for layer in range(stages.model.num_layers):
+        (part,) = stages.model.block(layer).before
+        flow = stages.model.flows[part.stream]
+        (unit,) = {u for u in stages.compositions[0].units if u.kind == stages.model.pattern[layer]}
+        assert stages.unit_activations(unit).saved == 4 * flow.length(224**2) * flow.hidden * 2
+
+
 def test_a_border_of_the_pipeline_passes_the_maps_behind_it():
     found = lowered("pp4 dp2 mb8")
     ends = np.cumsum([len(some) for some in found.stages.layers])[:-1]

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from meshwright.answer.feature_maps import convolution_assumptions
 from meshwright.answer.intervals import LEAST_SIGMA
 from meshwright.answer.metrics import Metric
 from meshwright.answer.prediction import FORMAT_VERSION, Assumption, RankMemory
@@ -120,7 +121,7 @@ def predict_denoising(
         times=times,
         latency=Metric(times.total_s, (low, high)),
         memory=_memory(step, plan, cluster),
-        assumptions=_assumptions(denoise, model, stale),
+        assumptions=(*_assumptions(denoise, model, stale), *convolution_assumptions(model, train, plan)),
         cautions=_cautions(plan),
     )
 

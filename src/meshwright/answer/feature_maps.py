@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from meshwright.answer.prediction import Assumption
 from meshwright.plan import Plan
+from meshwright.spec.denoise import DENOISE
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 
@@ -31,6 +32,8 @@ def convolution_assumptions(model: Model, train: Train, plan: Plan) -> list[Assu
     else:
         source = "PyTorch's eager kernels: statistics, scale and shift; ReLU in place; addition"
         out.append(Assumption("norms and ReLU", "kernels of their own", source))
+    if train.phase == DENOISE:
+        return [*out, *_shared_maps(plan)]
     if train.image:
         out += [
             Assumption("image", f"{train.image} x {train.image} pixels, 3 channels unless the model says", "workload"),
@@ -39,3 +42,16 @@ def convolution_assumptions(model: Model, train: Train, plan: Plan) -> list[Assu
             Assumption("operations of a step", "three times a forward's", "convention"),
         ]
     return out
+
+
+def _shared_maps(plan: Plan) -> list[Assumption]:
+    """Return what is assumed of ranks that share the rows of an image's maps."""
+    if plan.layout.cp == 1:
+        return []
+    rows = "a row of each neighbour's map for every 3 x 3 convolution"
+    copies = "what joins rows, or keys and values, of several ranks in one tensor takes no time"
+    return [
+        Assumption("edges", rows, "2402.19481, section 4"),
+        Assumption("norms over groups", "sums of all ranks that share the image", "2402.19481, section 4"),
+        Assumption("copies", copies, "kernels may read what was received where it lies", True),
+    ]

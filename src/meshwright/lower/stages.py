@@ -298,11 +298,19 @@ class Stages:
             elif count > 1:
                 found = loss_activations(c, self.portions(unit.kind, count))
             else:
-                found = state.activations(c, whole, unit.recompute)
+                found = state.activations(c, whole, unit.recompute, self._entered(c, unit))
             if unit.kind == HEAD and self.direct is not None:  # forward and backward are one pass
                 found = Activations(working=found.saved + found.working)
             self.known.activations[unit] = found
         return found
+
+    def _entered(self, c: Context, unit: Unit) -> tuple[Context, ...]:
+        """The same ranks at work on the maps that come into a block of convolutions."""
+        layer = self.model.layer(unit.kind)
+        if not unit.is_block or layer.attention is not None or layer.mixer is not None or not layer.before:
+            return ()
+        first = layer.before[0]
+        return tuple(c.at(stream) for stream in getattr(first, "reads", (getattr(first, "stream", layer.stream),)))
 
     def activations(self, composition: Composition) -> Activations:
         """Bytes that one microbatch leaves in a stage."""

@@ -218,17 +218,19 @@ class Activations(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def activations(c: Context, pieces: list[Piece], recompute: str) -> Activations:
-    """Return the activation bytes of a list of pieces under a recompute mode."""
+def activations(c: Context, pieces: list[Piece], recompute: str, entered: tuple[Context, ...] = ()) -> Activations:
+    """Return the activation bytes of a list of pieces under a recompute mode; `entered` are the ranks at work on the
+    streams that come in, where these are others than the layer's own."""
     everything = sum(p.saved + p.core_saved for p in pieces)
     held = sum(p.held + p.gradient for p in pieces)
     passing = 2 * c.tokens * c.hidden * c.element  # a gradient in and out of the layer
+    came_in = sum(one.shard_tokens * one.hidden * one.element for one in entered or (c,))
     if recompute == "full":
         # only the layer's input stays; its activations come back while it is recomputed
-        entry = c.shard_tokens * c.hidden * c.element + sum(p.brought for p in pieces)
+        entry = came_in + sum(p.brought for p in pieces)
         return Activations(saved=entry, held=held, working=everything + passing)
     if recompute == "operators":
-        entry = c.shard_tokens * c.hidden * c.element + kept_bytes(pieces)
+        entry = came_in + kept_bytes(pieces)
         return Activations(saved=entry, held=held, working=everything + passing)
     kept = everything - (sum(p.core_saved for p in pieces) if recompute == "selective" else 0.0)
     again = sum(p.core_saved for p in pieces) if recompute == "selective" else 0.0

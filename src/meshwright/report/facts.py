@@ -264,7 +264,7 @@ def training_run(prediction: Prediction) -> list[tuple[str, str, str]]:
         return []
     low, high = run.seconds_interval
     whole = seconds(run.seconds) + ("" if run.usd is None else f", {usd(run.usd)}")
-    total = ("in all", whole, f"80% between {span(low, high)}; {big(run.tokens)} tokens")
+    total = ("in all", whole, f"80% between {span(low, high)}; {big(run.tokens)} {prediction.train.counted}")
     lines = [(what, NOT_INCLUDED if value is None else seconds(value), note) for what, value, note in run.lines]
     return [total, *lines, *_bill(run), *(limit(found, prediction.fits) for found in prediction.limits)]
 
