@@ -102,3 +102,16 @@ def test_walks_go_along_edges_and_pair_nodes_that_are_near():
     assert len(far) == 900 and set(far.tolist()) == {0, 1, 2}
     # of nine pairs of a walk of six nodes five are one step apart
     assert (far == 1).mean() == pytest.approx(5 / 9)
+
+
+def test_edges_have_relations_where_the_model_does(tmp_path):
+    kinds = np.arange(300) % 3
+    np.savez(tmp_path / "a.npz", edges=np.column_stack([EDGES, kinds]))
+    np.savez(tmp_path / "b.npz", heads=EDGES[:, 0], tails=EDGES[:, 1], relations=kinds)
+    np.savez(tmp_path / "c.npz", edges=EDGES)
+    assert all((read_edges(str(tmp_path / name), 40, 3).relations == kinds).all() for name in ("a.npz", "b.npz"))
+    for name, count, said in (("c.npz", 3, "no relations"), ("a.npz", 2, "from 0 to 2 of 2")):
+        with pytest.raises(MeshwrightError, match=said):
+            read_edges(str(tmp_path / name), 40, count)
+    bucket = by_bucket(read_edges(str(tmp_path / "a.npz"), 40, 3), 2).of(1, 0, 2)
+    assert (bucket.relations == kinds[(EDGES[:, 0] % 2 == 1) & (EDGES[:, 1] % 2 == 0)]).all()

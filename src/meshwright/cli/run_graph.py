@@ -87,9 +87,9 @@ def run_graph(given: RunOptions, wrong: list[Diagnostic]) -> int:
         else:
             others = of_others(plan, model.name, "buckets", "P084", "its vectors are trained in pairs of partitions")
             wrong += others or partition_violations(plan, model)
-        if model.relations:
-            message = "relations are priced and not trained: their exchange is asynchronous"
-            bad("M011", message, f"{model.name}: relations", "say relations = 0")
+        if model.relations and work.walk:
+            message = "walks go along edges of all relations, and say of none what relation its ends have"
+            bad("M011", message, f"{model.name}: relations", "say relations = 0, or drop walk=")
     numbers = {"lr": 0.025, "seed": 0}
     for field, kind in (("lr", float), ("seed", int)):
         text = getattr(given, field)
@@ -118,7 +118,7 @@ def _trained(given: RunOptions, model: Any, work: Any, plan: Any, cluster: Any, 
     from meshwright.run.nodes.train import Hyper
     from meshwright.spec.edge_files import read_edges
 
-    edges = read_edges(given.data, model.nodes)
+    edges = read_edges(given.data, model.nodes, model.relations)
     said, rounds = plan.buckets, rounds_of(model, plan)
     samples = said.episode * said.partitions**2 or len(edges.heads)
     passes = max(1, ceil(work.epochs * len(edges.heads) / samples))

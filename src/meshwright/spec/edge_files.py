@@ -2,6 +2,7 @@
 
 A file is ``.npz`` (an array ``edges`` [E, 2], or ``heads`` and ``tails`` [E]), ``.parquet`` (its first two columns), or
 text with two whole numbers a line, between spaces, tabs or commas; ``#`` begins a comment. Nodes are numbered from 0.
+Where edges have relations, their numbers are a third column, or ``relations`` [E].
 """
 
 from __future__ import annotations
@@ -16,25 +17,26 @@ from meshwright.errors import MeshwrightError
 
 
 class Edges(NamedTuple):
-    """Ends of edges [E] each, by the numbers of their nodes."""
+    """Ends of edges [E] each, by the numbers of their nodes, and their relations, where they have some."""
 
     heads: NDArray[np.int64]
     tails: NDArray[np.int64]
+    relations: NDArray[np.int64] | None = None
 
 
 def _bad(message: str, path: str, help: str) -> MeshwrightError:
     return MeshwrightError.one("D010", message, place=path, help=help)
 
 
-def read_edges(path: str, nodes: int) -> Edges:
-    """Return the edges of a file between so many nodes.
+def read_edges(path: str, nodes: int, relations: int = 0) -> Edges:
+    """Return the edges of a file between so many nodes, of so many relations (0: none are read).
 
     Raises:
         MeshwrightError: D010 for a file that cannot be read, that has other columns, or other nodes.
     """
     wanted = "two whole numbers a line, an .npz with edges [E, 2], or a .parquet with two columns"
     try:
-        found = np.asarray(_columns(Path(path).expanduser()))
+        found = np.asarray(_columns(Path(path).expanduser(), 3 if relations else 2))
     except ImportError:
         raise _bad(
             "a .parquet file is read with pyarrow, which is not installed", path, "pip install pyarrow"
@@ -49,21 +51,30 @@ def read_edges(path: str, nodes: int) -> Edges:
     if low < 0 or high >= nodes:
         message = f"node {low if low < 0 else high} of a model of {nodes:,} nodes, which are numbered from 0"
         raise _bad(message, path, f"number nodes from 0, and say nodes = {high + 1} in the model")
-    return Edges(heads, tails)
+    if not relations:
+        return Edges(heads, tails)
+    if found.shape[1] < 3:
+        raise _bad("edges have no relations, which the model has", path, "a third column says which each edge is of")
+    kinds = np.ascontiguousarray(found[:, 2], np.int64)
+    if kinds.min() < 0 or kinds.max() >= relations:
+        message = f"relations from {kinds.min()} to {kinds.max()} of {relations:,}, which are numbered from 0"
+        raise _bad(message, path, f"say relations = {max(kinds.max() + 1, 1)} in the model")
+    return Edges(heads, tails, kinds)
 
 
-def _columns(path: Path) -> NDArray:
-    """The columns of a file [E, 2 or more]."""
+def _columns(path: Path, count: int) -> NDArray:
+    """The columns of a file [E, 2 or more], of which so many are wanted."""
     if path.suffix == ".npz":
         with np.load(path, allow_pickle=False) as file:
-            return file["edges"] if "edges" in file else np.stack([file["heads"], file["tails"]], axis=1)
+            names = [name for name in ("heads", "tails", "relations")[:count] if name in file]
+            return file["edges"] if "edges" in file else np.stack([file[name] for name in names], axis=1)
     if path.suffix == ".parquet":
         from pyarrow import ArrowException
         from pyarrow.parquet import read_table
 
         try:
             table = read_table(path)
-            return np.stack([table.column(i).to_numpy() for i in (0, 1)], axis=1)
+            return np.stack([table.column(i).to_numpy() for i in range(count)], axis=1)
         except ArrowException as error:
             raise ValueError(str(error)) from None
     with path.open(encoding="utf-8-sig") as file:
@@ -72,5 +83,5 @@ def _columns(path: Path) -> NDArray:
         raise ValueError("the file is empty")
     comma = "," if "," in begin else None
     return np.loadtxt(
-        path, dtype=np.int64, delimiter=comma, comments="#", ndmin=2, usecols=(0, 1), encoding="utf-8-sig"
+        path, dtype=np.int64, delimiter=comma, comments="#", ndmin=2, usecols=range(count), encoding="utf-8-sig"
     )

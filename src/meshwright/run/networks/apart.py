@@ -46,7 +46,7 @@ def graph(layer: str) -> tuple[GraphNetwork, GraphData]:
 def alone(layer: str) -> tuple[list[float], list[Tensor]]:
     """Return the losses and parameters of one process that has the whole graph as a matrix."""
     model, data = graph(layer)
-    heads, tails = both_ways(data.edges, VERTICES)
+    heads, tails, _ = both_ways(data.edges, VERTICES)
     near = torch.zeros(VERTICES, VERTICES, dtype=torch.float64)
     near.index_put_((torch.from_numpy(tails), torch.from_numpy(heads)), near.new_ones(len(heads)), accumulate=True)
     degree = near.sum(dim=1)

@@ -101,7 +101,7 @@ class DividedNetwork(NetworkTrainer):
         edge = bounds(model.vertices, ranks)
         self.own = slice(edge[rank], edge[rank + 1])
         part_of = blocks(model.vertices, ranks)
-        heads, tails = self.directed
+        heads, tails = self.directed.heads, self.directed.tails
         needs = [np.unique(heads[(part_of[tails] == to) & (part_of[heads] == rank)]) for to in range(ranks)]
         asked = [np.unique(heads[(part_of[tails] == rank) & (part_of[heads] == of)]) for of in range(ranks)]
         needs[rank], asked[rank] = needs[rank][:0], asked[rank][:0]

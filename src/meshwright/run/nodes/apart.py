@@ -15,7 +15,16 @@ from torch import Tensor
 
 from meshwright.assign.buckets import Round, grid, locked, tournament
 from meshwright.run import launch
-from meshwright.run.nodes.train import EPSILON, Hyper, NodeTrainer, Pools, batches_of, beginning, random_of
+from meshwright.run.nodes.train import (
+    EPSILON,
+    Hyper,
+    NodeTrainer,
+    Pools,
+    batches_of,
+    beginning,
+    random_of,
+    relations_at_first,
+)
 from meshwright.run.world import World
 from meshwright.spec.edge_files import Edges
 from meshwright.spec.edge_samples import EdgeSamples, parse_edge_samples
@@ -33,6 +42,7 @@ class Trained(NamedTuple):
     rounds: Callable[[int, int], tuple[Round, ...]]
     context: bool
     train: str
+    relations: int = 0
 
 
 #: Ways that are held against one process, by a name.
@@ -44,15 +54,19 @@ WAYS = {
     "tournament, one table, negatives of its own": Trained(
         8, tournament, False, "batch=16,negatives=2,optimizer=adagrad"
     ),
+    "lock server, one table, three relations": Trained(
+        4, locked, False, "batch=20,negatives=6,shared=4,optimizer=rowwise-adagrad", 3
+    ),
     "grid, two tables, walks": Trained(4, grid, True, "batch=32,negatives=2,walk=6,augment=2,optimizer=adagrad"),
 }
 
 
-def graph(context: bool) -> tuple[NodeEmbedding, Edges]:
+def graph(context: bool, relations: int = 0) -> tuple[NodeEmbedding, Edges]:
     """Return the same graph every time."""
     random = random_of(7)
-    model = NodeEmbedding(name="small", nodes=NODES, edges=EDGES, dim=DIM, context=context)
-    return model, Edges(random.integers(NODES, size=EDGES), random.integers(NODES, size=EDGES))
+    model = NodeEmbedding(name="small", nodes=NODES, edges=EDGES, dim=DIM, context=context, relations=relations)
+    heads, tails = random.integers(NODES, size=EDGES), random.integers(NODES, size=EDGES)
+    return model, Edges(heads, tails, random.integers(relations, size=EDGES) if relations else None)
 
 
 def rounds_for(way: Trained, ranks: int) -> tuple[Round, ...]:
@@ -72,15 +86,22 @@ def alone(
             rows[part::partitions] = first[: len(rows[part::partitions])]
         tables.append(rows)
         states.append(torch.zeros(model.nodes, 1 if work.row_state else model.dim, dtype=HYPER.torch))
+    at_first = relations_at_first(model, work, HYPER)
+    kinds = [at_first.rows, torch.zeros(len(at_first.rows), states[0].shape[1], dtype=HYPER.torch)]
     pools, losses = Pools(model, work, HYPER, edges, partitions), []
     for number in range(passes):
         total, samples = 0.0, 0
         pool = pools.of(number, number + 1 == passes)
-        for bucket in (bucket for one in rounds for bucket in one if bucket is not None):
-            mine = pool.of(*bucket, partitions)
-            for batch in batches_of(model, work, HYPER, partitions, number, bucket, mine):
-                total += _step(model, work, tables, states, partitions, bucket, batch)
-                samples += len(batch.heads)
+        for one in rounds:
+            begin, changed = [list(map(Tensor.clone, kinds)) for _ in range(2)]
+            for bucket in (bucket for bucket in one if bucket is not None):
+                mine = pool.of(*bucket, partitions)
+                own = [begin[0].clone(), begin[1].clone()]  # relations as they are when the round begins
+                for batch in batches_of(model, work, HYPER, partitions, number, bucket, mine):
+                    total += _step(model, work, [*tables, own[0]], [*states, own[1]], partitions, bucket, batch)
+                    samples += len(batch.heads)
+                changed = [c + (o.detach() - b) for c, o, b in zip(changed, own, begin)]
+            kinds = changed
         losses.append(total / samples)
     return losses, tables
 
@@ -89,9 +110,10 @@ def _step(model, work, tables, states, partitions, bucket, batch) -> float:
     """One batch by autograd through whole tables, edge by edge and negative by negative."""
     for table in tables:
         table.requires_grad_().grad = None
-    first, second = tables[0], tables[-1]
+    first, second, kinds = tables[0], tables[-2], tables[-1]
     heads, tails = batch.heads * partitions + bucket.head, batch.tails * partitions + bucket.tail
-    loss = -torch.nn.functional.logsigmoid((first[heads] * second[tails]).sum(1)).sum()
+    each = kinds[batch.relations] if model.relations else torch.ones(len(heads), model.dim, dtype=HYPER.torch)
+    loss = -torch.nn.functional.logsigmoid((first[heads] * each * second[tails]).sum(1)).sum()
     ends = [(first, heads, second, tails, bucket.tail), (second, tails, first, heads, bucket.head)]
     for (own, mine, others, theirs, part), drawn in zip(ends, batch.negatives):
         wrong = (drawn * partitions + part).tolist()
@@ -100,11 +122,13 @@ def _step(model, work, tables, states, partitions, bucket, batch) -> float:
             if work.shared > 1:
                 chunk = range(place // work.shared * work.shared, (place // work.shared + 1) * work.shared)
                 against += [int(theirs[other]) for other in chunk if other != place]
-            scores = others[against] @ own[mine[place]]
+            scores = others[against] @ (own[mine[place]] * each[place])
             loss = loss - torch.nn.functional.logsigmoid(-scores).sum()
     loss.backward()
     with torch.no_grad():
         for table, state in zip(tables, states):
+            if table.grad is None:
+                continue
             if work.row_state:
                 state += table.grad.square().mean(dim=1, keepdim=True)
             elif work.number_state:
@@ -117,7 +141,7 @@ def _step(model, work, tables, states, partitions, bucket, batch) -> float:
 def furthest(rank: int, ranks: int, way: Trained) -> float:
     """Train on this rank of a group, and return how far losses and vectors are from one process (0 but on the first
     rank)."""
-    model, edges = graph(way.context)
+    model, edges = graph(way.context, way.relations)
     work, rounds = parse_edge_samples(way.train), rounds_for(way, ranks)
     trainer = NodeTrainer(model, work, HYPER, rounds, way.partitions, edges, PASSES, rank)
     losses: list[float] = []

@@ -19,12 +19,13 @@ class SortedEdges(NamedTuple):
     heads: NDArray[np.int64]
     tails: NDArray[np.int64]
     first: NDArray[np.int64]
+    relations: NDArray[np.int64] | None = None
 
     def of(self, head: int, tail: int, partitions: int) -> Edges:
         """Rows of the heads and tails of one bucket, in their partitions."""
         at = head * partitions + tail
         mine = slice(int(self.first[at]), int(self.first[at + 1]))
-        return Edges(self.heads[mine], self.tails[mine])
+        return Edges(self.heads[mine], self.tails[mine], None if self.relations is None else self.relations[mine])
 
 
 def by_bucket(edges: Edges, partitions: int, most: int = 0) -> SortedEdges:
@@ -36,7 +37,8 @@ def by_bucket(edges: Edges, partitions: int, most: int = 0) -> SortedEdges:
         place = np.arange(len(order)) - first[bucket[order]]
         order = order[place < most]
         first = np.concatenate([[0], np.cumsum(np.minimum(np.diff(first), most))])
-    return SortedEdges(edges.heads[order] // partitions, edges.tails[order] // partitions, first)
+    kinds = None if edges.relations is None else edges.relations[order]
+    return SortedEdges(edges.heads[order] // partitions, edges.tails[order] // partitions, first, kinds)
 
 
 class Walks:

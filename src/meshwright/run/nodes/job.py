@@ -33,7 +33,7 @@ def train_nodes(
     """Train the part of one process and return, on the first one, the loss of every pass, the samples, the seconds and
     the bytes of partitions that were sent, and read and written in `drives`; it writes the vectors into `out`, where
     that is said."""
-    edges = read_edges(data, model.nodes)
+    edges = read_edges(data, model.nodes, model.relations)
     trainer = NodeTrainer(model, work, hyper, rounds, partitions, edges, passes, world.rank, drives, ahead)
     losses, samples = [], []
 
@@ -52,7 +52,9 @@ def train_nodes(
     if tables is not None:
         Path(out).mkdir(parents=True, exist_ok=True)
         names = ("vectors", "context")
-        np.savez(Path(out) / "vectors.npz", **{n: t.numpy() for n, t in zip(names, tables)})
+        found = {n: t.numpy() for n, t in zip(names, tables)}
+        found |= {} if trainer.kinds is None else {"relations": trainer.kinds.rows.numpy()}
+        np.savez(Path(out) / "vectors.npz", **found)
     return {
         "losses": losses,
         "samples": sum(samples),

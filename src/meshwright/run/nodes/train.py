@@ -4,7 +4,8 @@ Every process keeps some partitions that nobody trains (number r and every so ma
 bucket is sent its partitions, with the state of their optimizer, and sends them back when its next bucket does not need
 them, as PyTorch-BigGraph's partition servers have it (Lerer et al., 2019, arXiv 1903.12287). Buckets of a round have no
 partition in common and negatives are drawn from a bucket's own, so that what is trained is what one process trains that
-takes the buckets of each round one after the other.
+takes the buckets of each round one after the other. Vectors of relations are on every process, and what all have
+changed in a round is added up behind it.
 """
 
 from __future__ import annotations
@@ -51,11 +52,13 @@ class Hyper(msgspec.Struct, frozen=True, kw_only=True):
 
 class EdgeBatch(NamedTuple):
     """Rows in their partitions [B] of the ends of some edges, and rows of negatives that take the place of the tail,
-    and of the head where both ends have some: [B, N] where every edge has its own, [chunks, U] where they share."""
+    and of the head where both ends have some: [B, N] where every edge has its own, [chunks, U] where they share.
+    ``relations`` [B] are those of edges, where they have some."""
 
     heads: Tensor
     tails: Tensor
     negatives: tuple[Tensor, ...]
+    relations: Tensor | None = None
 
 
 def random_of(*numbers: int) -> np.random.Generator:
@@ -74,6 +77,14 @@ def beginning(model: NodeEmbedding, work: EdgeSamples, hyper: Hyper, partitions:
     first = random_of(hyper.seed, 1, item).uniform(-0.5, 0.5, (rows, model.dim)) / model.dim
     kept = work.row_state + work.number_state * model.dim
     return NodePart(torch.from_numpy(first).to(hyper.torch), torch.zeros(rows, kept, dtype=hyper.torch))
+
+
+def relations_at_first(model: NodeEmbedding, work: EdgeSamples, hyper: Hyper) -> NodePart:
+    """Return vectors of relations as they are before any training: near one."""
+    drawn = random_of(hyper.seed, 4).uniform(-0.5, 0.5, (model.relations, model.dim)) / model.dim
+    kept = work.row_state + work.number_state * model.dim
+    rows = torch.from_numpy(1.0 + drawn).to(hyper.torch)
+    return NodePart(rows, torch.zeros(model.relations, kept, dtype=hyper.torch))
 
 
 def batches_of(
@@ -100,15 +111,21 @@ def batches_of(
         count = len(some) // work.shared
         drawn = [random.integers(rows_in(model.nodes, partitions, side), size=(count, work.uniform)) for side in sides]
         negatives = tuple(torch.from_numpy(one) for one in drawn)
-        out.append(EdgeBatch(torch.from_numpy(edges.heads[some]), torch.from_numpy(edges.tails[some]), negatives))
+        kinds = None if edges.relations is None else torch.from_numpy(edges.relations[some])
+        ends = (torch.from_numpy(edges.heads[some]), torch.from_numpy(edges.tails[some]))
+        out.append(EdgeBatch(*ends, negatives, kinds))
     return out
 
 
-def loss_of(heads: Tensor, tails: Tensor, negatives: tuple[Tensor, ...], shared: int) -> Tensor:
+def loss_of(
+    heads: Tensor, tails: Tensor, negatives: tuple[Tensor, ...], shared: int, relations: Tensor | None = None
+) -> Tensor:
     """Return the logistic loss of edges [B, dim] against negatives, summed over edges: [B, N, dim] of their own, or
-    [chunks, U, dim] that chunks of so many edges have in common, beside the other ends of each other's edges."""
-    total = softplus(-(heads * tails).sum(dim=-1)).sum()
-    for own, other, drawn in zip((heads, tails), (tails, heads), negatives):
+    [chunks, U, dim] that chunks of so many edges have in common, beside the other ends of each other's edges. Vectors
+    of relations [B, dim] multiply the end that is kept (DistMult, Yang et al., 2015, arXiv 1412.6575)."""
+    asking = (heads, tails) if relations is None else (heads * relations, tails * relations)
+    total = softplus(-(asking[0] * tails).sum(dim=-1)).sum()
+    for own, other, drawn in zip(asking, (tails, heads), negatives):
         if shared == 1:
             total = total + softplus(torch.einsum("bd,bnd->bn", own, drawn)).sum()
             continue
@@ -120,15 +137,22 @@ def loss_of(heads: Tensor, tails: Tensor, negatives: tuple[Tensor, ...], shared:
     return total
 
 
-def train_batch(head: NodePart, tail: NodePart, batch: EdgeBatch, work: EdgeSamples, hyper: Hyper) -> float:
-    """Train on a batch of a bucket whose partitions these are (one object on the diagonal of one table), in place;
-    return its loss."""
+def train_batch(
+    head: NodePart, tail: NodePart, batch: EdgeBatch, work: EdgeSamples, hyper: Hyper, kinds: NodePart | None = None
+) -> float:
+    """Train on a batch of a bucket whose partitions these are (one object on the diagonal of one table), and the
+    vectors of relations (`kinds`), in place; return its loss."""
     sides = (tail, head)[: len(batch.negatives)]
     places = [(head, batch.heads), (tail, batch.tails), *zip(sides, batch.negatives)]
     taken = [part.rows[rows].requires_grad_() for part, rows in places]
-    loss = loss_of(taken[0], taken[1], tuple(taken[2:]), work.shared)
+    count = len(taken)
+    if kinds is not None:
+        places.append((kinds, batch.relations))
+        taken.append(kinds.rows[batch.relations].requires_grad_())
+    loss = loss_of(taken[0], taken[1], tuple(taken[2:count]), work.shared, taken[count] if kinds is not None else None)
     loss.backward()
-    for part in (head, tail) if head is not tail else (head,):
+    parts = [head] + ([tail] if head is not tail else []) + ([kinds] if kinds is not None else [])
+    for part in parts:
         mine = [
             (rows.reshape(-1), one.grad.reshape(-1, one.shape[-1]))
             for (p, rows), one in zip(places, taken)
@@ -210,6 +234,7 @@ class NodeTrainer:
             self.kept.written_bytes = 0
         self.ahead = ahead and bool(drives) and self.size == 1
         self.mine: dict[int, NodePart] = {}
+        self.kinds = relations_at_first(model, work, hyper) if model.relations else None
         self.pools = Pools(model, work, hyper, edges, partitions)
         self.moved_bytes = 0
 
@@ -232,6 +257,7 @@ class NodeTrainer:
         if self.ahead:
             self.kept.begin(item for _, stay in self.stays.get(at + 1, ()) for item in stay.loads)
         loss, samples = 0.0, 0
+        before = None if self.kinds is None else self.kinds.packed
         for _, stay in (one for one in due if one[0] == self.rank):
             wanted = sorted(needed(stay.bucket, self.partitions, self.model.context))
             head = self.mine[stay.bucket.head]
@@ -239,11 +265,13 @@ class NodeTrainer:
             edges = pool.of(*stay.bucket, self.partitions)
             batches = batches_of(self.model, self.work, self.hyper, self.partitions, number, stay.bucket, edges)
             for batch in batches:
-                loss += train_batch(head, tail, batch, self.work, self.hyper)
+                loss += train_batch(head, tail, batch, self.work, self.hyper, self.kinds)
                 samples += len(batch.heads)
         for machine, stay in due:
             for item in stay.stores:
                 self._moved(item, item % self.size, machine, back=True)
+        if before is not None:  # what all have changed in this round
+            self.kinds = unpacked(before + add_up(self.kinds.packed - before), self.model.dim)
         return loss, samples
 
     def _moved(self, item: int, owner: int, machine: int, back: bool = False) -> None:
