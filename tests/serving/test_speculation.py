@@ -28,7 +28,7 @@ def guessing(name="speculative", *, accept=0.8, count=4, draft=0.1, base=1.0, ta
         targets=targets,
     )
     one = replica("vllm-v1", linear_costs(base=base), **limits)
-    return msgspec.structs.replace(one, drafts=Drafts(count=count), guessing=drafting)
+    return msgspec.structs.replace(one, drafts=Drafts(count=count, even=drafting.policy.even), guessing=drafting)
 
 
 def test_chances_are_even():
@@ -66,6 +66,14 @@ def test_tokens_of_a_round_are_as_many_as_the_closed_form_says():
     # (1 - a^(k+1)) / (1 - a) of them on average (Leviathan et al., equation 1)
     served = simulate(guessing(accept=0.8), requests((0.0, 8, 8000)))
     assert 8000 / (served.iterations - 1) == pytest.approx((1 - 0.8**5) / 0.2, rel=0.03)
+
+
+@pytest.mark.parametrize(("name", "rounds"), [("speculative", (1.4, 1.4, 1.2)), ("eqspec", (1.4, 1.1, 1.4, 1.0))])
+def test_guesses_of_a_batch_without_pages_are_as_many_as_its_shortest_answer_may_take(name, rounds):
+    """Answers of 7 and 14 tokens, all guesses right: 5 come after the first ones, so that the one has 1 left and the
+    other 8. By itself that says 5 and 3; in one tensor with the first it guesses 1 and says 2, then 5 and 1."""
+    served = simulate(guessing(name, accept=1.0), requests((0.0, 8, 7), (0.0, 8, 14)))
+    assert served.end_s[1] == pytest.approx(1.1 + sum(rounds))
 
 
 def test_distributed_speculation_takes_the_draft_models_time_for_what_is_right_and_the_models_for_what_is_wrong():

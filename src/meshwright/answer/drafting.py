@@ -66,7 +66,7 @@ def draft_part(
         policy=policy, accept=words.accept, targets=targets, realign_s=cache_s, forgets=not words.draft_cache
     )
     if words.draft == NGRAM:
-        return DraftPart(drafts=Drafts(count=count), guesses=guesses)
+        return DraftPart(drafts=Drafts(count=count, even=policy.even), guesses=guesses)
     if words.draft == HEAD:
         draft, own = (
             prediction_head(model),
@@ -78,7 +78,7 @@ def draft_part(
     forward = Forward(draft, own, Mesh(own, cluster), words.kv)
     table = priced(forward, cluster.islands[0].device, costs, **most)
     return DraftPart(
-        drafts=Drafts(count=count),
+        drafts=Drafts(count=count, even=policy.even),
         guesses=msgspec.structs.replace(guesses, draft=table),
         weight_bytes=_head_bytes(forward) if words.draft == HEAD else forward.weight_bytes(0),
         token_bytes=forward.kv_bytes(0) * words.draft_cache,

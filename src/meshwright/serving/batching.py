@@ -8,6 +8,7 @@ same for all.
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -156,7 +157,7 @@ class NextBatch:
         """Return the tokens to be computed of a sequence: what it needs, and guesses behind it."""
         if self.drafts is None or not one.decodes or one.done:
             return one.target - one.computed
-        return 1 + min(self.drafts.guesses(one, len(self.running)), max(one.limit - one.generated - 1, 0))
+        return 1 + min(self.drafts.guesses(one, self.running), max(one.limit - one.generated - 1, 0))
 
     def fits(self, one: EngineRequest, tokens: int, spare: int = 0) -> bool:
         """Return whether there are blocks to hold so many tokens of a sequence, and `spare` ones beside."""
@@ -237,8 +238,8 @@ class DraftPolicy(Protocol):
     name: str
     title: str
 
-    def guesses(self, one: EngineRequest, running: int) -> int:
-        """Return the tokens to guess, where so many sequences run."""
+    def guesses(self, one: EngineRequest, running: Sequence[EngineRequest]) -> int:
+        """Return the tokens to guess of one of those that run."""
 
 
 class BatchPolicy(Protocol):

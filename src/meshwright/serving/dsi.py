@@ -23,6 +23,7 @@ class Dsi(msgspec.Struct, frozen=True):
     title: str = "guessing beside verification by several copies (DSI)"
     alone: bool = True
     endless: bool = True
+    even: bool = False
 
     def round_s(self, drafted: int, accepted: Sequence[int], times: GuessTimes) -> float:
         """Return the seconds until the first wrong guess is known; where all are right those of the guesses alone, one

@@ -20,6 +20,7 @@ class EqSpec(msgspec.Struct, frozen=True):
     title: str = "batched speculation, aligned after every round (EQSPEC)"
     alone: bool = False
     endless: bool = False
+    even: bool = True
 
     def round_s(self, drafted: int, accepted: Sequence[int], times: GuessTimes) -> float:
         """Return the seconds of guesses, verification and alignment."""

@@ -21,6 +21,7 @@ class ExSpec(msgspec.Struct, frozen=True):
     title: str = "batched speculation in groups of one length (EXSPEC)"
     alone: bool = False
     endless: bool = False
+    even: bool = True
 
     def round_s(self, drafted: int, accepted: Sequence[int], times: GuessTimes) -> float:
         """Return the seconds of guesses and verification, and of moving those without a partner."""

@@ -22,6 +22,7 @@ class PipeInfer(msgspec.Struct, frozen=True):
     title: str = "guesses of one request fill the stages of a pipeline (PipeInfer)"
     alone: bool = True
     endless: bool = True
+    even: bool = False
 
     def round_s(self, drafted: int, accepted: Sequence[int], times: GuessTimes) -> float:
         """Return the seconds until the first wrong guess is known."""

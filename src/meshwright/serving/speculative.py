@@ -29,12 +29,14 @@ class GuessTimes(msgspec.Struct, frozen=True):
 class SpeculationPolicy(Protocol):
     """A way to speculate: how many tokens are guessed of a sequence, and what a round takes.
 
-    ``alone``: of one request at a time. ``endless``: the draft model does not wait for the verdict."""
+    ``alone``: of one request at a time. ``endless``: the draft model does not wait for the verdict. ``even``: the
+    guesses of a batch are one tensor, no longer than what its sequence nearest to its end may still say."""
 
     name: str
     title: str
     alone: bool
     endless: bool
+    even: bool
 
     def round_s(self, drafted: int, accepted: Sequence[int], times: GuessTimes) -> float:
         """Return the seconds of a round in which up to `drafted` tokens of each sequence were guessed and so many
@@ -42,15 +44,20 @@ class SpeculationPolicy(Protocol):
 
 
 class Drafts(msgspec.Struct, frozen=True):
-    """A fixed number of guesses for every sequence that decodes."""
+    """A fixed number of guesses for every sequence that decodes; ``even``: all guess as many as the one nearest to its
+    end may."""
 
     name: str = "fixed"
     title: str = "as many guesses for every sequence"
     count: int = 4
+    even: bool = False
 
-    def guesses(self, one: EngineRequest, running: int) -> int:
+    def guesses(self, one: EngineRequest, running: Sequence[EngineRequest]) -> int:
         """Return the tokens to guess."""
-        return self.count
+        if not self.even:
+            return self.count
+        left = (other.limit - other.generated for other in running if other.decodes and not other.done)
+        return min(self.count, max(min(left, default=1) - 1, 1))
 
 
 class Speculative(msgspec.Struct, frozen=True):
@@ -60,6 +67,7 @@ class Speculative(msgspec.Struct, frozen=True):
     title: str = "guess, then verify (speculative decoding)"
     alone: bool = False
     endless: bool = False
+    even: bool = False
 
     def round_s(self, drafted: int, accepted: Sequence[int], times: GuessTimes) -> float:
         """Return the seconds of the guesses and of their verification behind them."""
