@@ -127,6 +127,8 @@ def sizes_of(
     if not feed.cores and not device.cores:
         source = "every device's process has one of its own" if node.cpus else "the usual host, which nothing names"
         told.append(Assumption("cores=", f"{cores} of {known} a node", source, not node.cpus))
+    if len(cluster.islands) > 1:
+        told.append(Assumption("nodes that read", f"all as of {island.name}", "islands may differ in theirs", True))
     if feed.workers > 0 and feed.readers != RANK and plan.layout.tp * plan.layout.cp * plan.layout.pp > 1:
         told.append(Assumption("readers=", "replica", "the other ranks of a replica get its tokens in no time"))
     sizes = FeedSizes(

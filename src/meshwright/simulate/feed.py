@@ -27,6 +27,10 @@ from meshwright.simulate import events
 MOST_READERS = 16
 #: Steps of each half of what the steady state is the mean of, at least, where samples are drawn, and at most.
 MEASURED, DRAWN, MOST_MEASURED = 24, 100, 2048
+#: Batches in the making that share something, at most; workers that are simulated in any case.
+MOST_FLOWS, FEW = 64, 32
+#: First steps that are told.
+EARLY = 8
 #: Samples of a batch that are drawn one by one, at most.
 MANY = 256
 #: A part of a step below this is rounding.
@@ -134,12 +138,20 @@ def fed(sizes: FeedSizes) -> FedSteps:
     warm, half, steps = horizon(node)
     begins, ends = _times(node, steps)
     ends = ends[: warm + 2 * half]
-    gaps = np.diff(np.append(0.0, ends))
-    waits = np.maximum(0.0, gaps - node.step_s)
+    waits = _waits(ends, node)
+    if node.workers < sizes.workers:  # whose first batches are made by all of them
+        first = _folded(sizes, trims=False)
+        begins, early = _times(first, first.ahead + EARLY)
+        waits[:EARLY] = _waits(early[:EARLY], first)
     # batches that share a disk come in bursts: the mean of a half lies between them
     period = float(ends[-half:].mean() - ends[warm : warm + half].mean()) / half
     wait = period - node.step_s
     return FedSteps(float(begins[0]), period, wait if wait > ROUNDING * period else 0.0, waits, warm)
+
+
+def _waits(ends: NDArray[np.float64], node: FeedSizes) -> NDArray[np.float64]:
+    """The seconds that steps of these ends [steps] waited each."""
+    return np.maximum(0.0, np.diff(np.append(0.0, ends)) - node.step_s)
 
 
 def horizon(node: FeedSizes) -> tuple[int, int, int]:
@@ -147,7 +159,10 @@ def horizon(node: FeedSizes) -> tuple[int, int, int]:
     batches of steps behind these are made too, so that workers have as much to do until the last of them."""
     turn, least = max(1, node.workers), DRAWN if any(node.sigma.values()) else MEASURED
     half = min(MOST_MEASURED, ceil(max(least, 2 * turn) / turn) * turn)
-    warm = min(MOST_MEASURED, node.ahead + 2 * turn + 2)
+    own, least_s = node.step_s + (0.0 if node.copied_ahead else node.copy_s), node.bound_s()
+    # what the first steps find made ahead is used up little by little
+    stock = node.ahead * (least_s / (least_s - own) if least_s > (1 + ROUNDING) * own else 1.0)
+    warm = ceil(min(MOST_MEASURED, stock + 2 * turn + 2))
     return warm, half, warm + 2 * half + node.ahead + turn
 
 
@@ -184,9 +199,20 @@ def enough(sizes: FeedSizes, share: float, most: int, ahead: int) -> tuple[int, 
     return high, found
 
 
-def _folded(sizes: FeedSizes) -> FeedSizes:
-    """The readers that are told apart, with their part of what all share."""
-    count = min(sizes.readers, MOST_READERS) if any(sizes.sigma.values()) else 1
+def _folded(sizes: FeedSizes, trims: bool = True) -> FeedSizes:
+    """The readers that are told apart, with their part of what all share, and no more workers of each than can matter:
+    where a shared resource is full of batches that are alike, twice as many as it takes to fill it."""
+    drawn = any(sizes.sigma.values())
+    at_once = max(1, min(sizes.workers, sizes.ahead))
+    shares = sizes.read_bytes > 0 < sizes.read_bytes_s or sizes.readers * at_once + sizes.step_cores > sizes.cores > 0
+    busy = {name: share * sizes.step_s for name, share in sizes.used().items() if name in ("source", "cores")}
+    full_s = max(busy.values(), default=0.0)
+    useful = max(FEW, ceil(2 * sizes.make_alone_s / full_s)) if full_s > sizes.step_s else sizes.workers
+    if trims and not drawn and sizes.workers > useful:
+        sizes = sizes.with_workers(useful, min(sizes.ahead, useful))
+        at_once = max(1, min(sizes.workers, sizes.ahead))
+    most = max(2, MOST_FLOWS // at_once) if shares else MOST_READERS
+    count = min(sizes.readers, MOST_READERS, most) if drawn else 1
     part = count / sizes.readers
     if part == 1:
         return sizes
