@@ -1,8 +1,7 @@
 """Batching: the decider of what a serving engine computes in its next iteration, whatever the policies.
 
 The batching policy alone decides who is computed; the order of those who wait, the cache and what happens to whoever is
-evicted are decided apart from it, so that every policy works with each of them. Arrival, progress and the end are the
-same for all.
+evicted are decided apart, so that every policy works with each of them. Arrival, progress and end are the same for all.
 """
 
 from __future__ import annotations
