@@ -184,7 +184,7 @@ def _assumptions(
     if work.rate:
         out.append(Assumption("training", f"{work.rate:,} samples/s a device, measured", "rate="))
     if model.relations:
-        relations = "on every device; their exchange, which is asynchronous, is not priced"
+        relations = "on every device; what their changes take to be added up is not priced"
         out.append(Assumption("relations", relations, f"{model.relations:,} relations", True))
     return tuple(out)
 
