@@ -27,6 +27,9 @@ def convolution_assumptions(model: Model, train: Train, plan: Plan) -> list[Assu
         ),
         Assumption("convolutions in groups", "a product a group; one channel by itself takes its bytes", "no kernel"),
     ]
+    if (plan.precision.compute or train.dtype) == "fp32":
+        without = "PyTorch's convolutions round to TF32 on devices that have it, unless told not to"
+        out.append(Assumption("fp32", "multiplied without TF32", without, True))
     if plan.kernels.compile:
         out.append(Assumption("norms and ReLU", "one kernel, which reads the maps twice", "plan word compile"))
     else:
@@ -38,7 +41,7 @@ def convolution_assumptions(model: Model, train: Train, plan: Plan) -> list[Assu
         out += [
             Assumption("image", f"{train.image} x {train.image} pixels, 3 channels unless the model says", "workload"),
             Assumption("statistics of batch norms", "each rank's own images of a microbatch", "1706.02677, section 2"),
-            Assumption("input", "images are there in time", "reading, decoding and cropping are not counted", True),
+            Assumption("input", "images are there in time", "reading and decoding them is what --feed is asked", True),
             Assumption("operations of a step", "three times a forward's", "convention"),
         ]
     return out
