@@ -64,6 +64,16 @@ def test_one_device_swaps_before_each_bucket_or_beside_the_last_one():
         assert sum(one.times.places.values()) == pytest.approx(one.times.pass_s)
 
 
+def test_drives_read_the_next_partitions_before_they_write_the_last_ones():
+    """One drive reads and writes in turn: beside training all of it is hidden where training takes longer."""
+    on, work = "1xxeon_e5_2680v3_2s", "batch=1000,rate=100000"
+    waits, beside = (asked(f"partitions=4 swap={way}", ONE, on, work).times for way in ("wait", "beside"))
+    train = 64e6 / 100_000
+    read, write = (2_000_000 * 256 / rate / 1e9 for rate in (0.54, 0.52))
+    assert waits.pass_s == pytest.approx(train + 6 * (read + write), rel=1e-3)
+    assert beside.pass_s == pytest.approx(train, rel=1e-3)
+
+
 def test_memory_falls_with_partitions():
     whole, some = (asked(f"partitions={p}", ONE).times.lowered.held["partitions"] for p in (1, 16))
     assert whole == 8_000_000 * 256 and some == 2 / 16 * whole

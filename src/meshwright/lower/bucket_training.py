@@ -199,6 +199,12 @@ class _Passes:
             task = add("copy", key, stream(machine, queue), after if task is None else [task])
         return task
 
+    def loaded(self, machine: int, item: int, room: list[int], stored: dict[int, int]) -> list[int]:
+        """The tasks behind which a partition is there: its transfer, or what that would wait for."""
+        after = [*room, *([stored[item]] if item in stored else [])]
+        task = self.swapped(machine, item, False, after)
+        return after if task is None else [task]
+
     def fed(self, machine: int, after: list[int]) -> int | None:
         """Samples of a bucket on their way to an accelerator, or from the drives of a processor that has some."""
         if is_host(self.device) and not self.read:
@@ -217,6 +223,7 @@ class _Passes:
         trains: list[list[int]] = [[] for _ in range(self.devices)]
         behind: list[list[int]] = [[] for _ in range(self.devices)]  # what each machine's last bucket stored
         earlier: list[list[int]] = [[] for _ in range(self.devices)]
+        early: list[dict[int, list[int]]] = [{} for _ in range(self.devices)]  # loads that were begun in time
         fed: list[int | None] = [None] * self.devices
         ends: list[list[int]] = []
         pools: list[int] = []
@@ -229,6 +236,7 @@ class _Passes:
                     host = builder.stream(self.devices, "host")
                     pools.append(builder.add("host", self.key(self.made()), host, waits))
             now: list[int] = []
+            leaving: list[tuple[int, Stay, int]] = []
             for machine in range(self.devices):
                 stay = ahead[machine]
                 if stay is None or stay.round != number:
@@ -239,11 +247,9 @@ class _Passes:
                     room = [*mine[-2:-1], *earlier[machine]]
                 else:
                     room = [*mine[-1:], *behind[machine]]
-                loads = []
+                loads: list[int] = []
                 for item in stay.loads:
-                    after = [*room, *([stored[item]] if item in stored else [])]
-                    task = self.swapped(machine, item, False, after)
-                    loads += after if task is None else [task]
+                    loads += early[machine].pop(item, None) or self.loaded(machine, item, room, stored)
                 waits = [*loads, *barrier, *pools[-1:], *([fed[machine]] if fed[machine] is not None else [])]
                 stream = builder.stream(machine, "compute")
                 task = builder.add("BW", self.key(training), stream, dict.fromkeys(waits), step=number // count)
@@ -251,6 +257,15 @@ class _Passes:
                 mine.append(task)
                 now.append(task)
                 ends[-1].append(task)
+                leaving.append((machine, stay, task))
+            gone = {item for _, stay, _ in leaving for item in stay.stores}
+            for machine, _, _ in leaving if self.said.swap == BESIDE else ():
+                following = ahead[machine]  # ahead of what is stored, as drives read and write in turn
+                if following is not None and following.round == number + 1:
+                    room = [*trains[machine][-2:-1], *behind[machine]]
+                    for item in (item for item in following.loads if item not in gone):
+                        early[machine][item] = self.loaded(machine, item, room, stored)
+            for machine, stay, task in leaving:
                 earlier[machine], behind[machine] = behind[machine], []
                 for item in stay.stores:
                     one = self.swapped(machine, item, True, [task])
