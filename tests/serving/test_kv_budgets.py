@@ -6,6 +6,7 @@ import pytest
 from meshwright import serving
 from meshwright.answer.replica import fetched_s
 from meshwright.errors import MeshwrightError
+from meshwright.serving.decided import budget_shares
 from meshwright.serving.kv_budget import KvShares
 from meshwright.simulate.serve import simulate
 from meshwright.simulate.serve_pool import served_alone
@@ -82,6 +83,20 @@ def test_what_a_layer_s_queries_choose_is_waited_for():
     assert served.end_s[0] == pytest.approx(3 + (0.002 + 0.001) * (100 + 101))
 
 
+def test_a_budget_of_tokens_stays_as_it_is_while_a_context_grows():
+    """Of contexts of 96 to 106 tokens 100 are read at most, a hundredth of a second each, and 7 blocks of 16 are held:
+    of 14 blocks two requests; a share is for other budgets than those of tokens."""
+    asked = requests((0.0, 95, 12))
+    for skips in (True, False):
+        served = served_alone(kept(100.0), asked, skips=skips)
+        assert served.end_s[0] == pytest.approx(12 + 0.01 * (96 + 97 + 98 + 99 + 7 * 100))
+        assert served.peak_blocks == 7
+    assert served_alone(kept(100.0, blocks=14), requests(*((0.0, 95, 40) for _ in range(4)))).peak_batch == 2
+    assert budget_shares("h2o:100t", 64) == KvShares(100.0, 100.0) and not budget_shares("h2o:100t", 64).exact
+    with pytest.raises(MeshwrightError, match="the number of scalekv is"):
+        budget_shares("scalekv:100t", 64)
+
+
 @pytest.mark.parametrize("fetch_s", [0.0, 1e-3, 2e-3, 3e-3])
 @pytest.mark.parametrize("how", ["", "in_drive", "fetch_chosen"])
 def test_runs_under_a_budget_are_what_their_iterations_are(fetch_s, how):
@@ -92,7 +107,7 @@ def test_runs_under_a_budget_are_what_their_iterations_are(fetch_s, how):
     assert skipped.spent_s == pytest.approx(plain.spent_s, rel=1e-9)
 
 
-@pytest.mark.parametrize("word", ["h2o:2", "h2o:", ":0.2", "h2o:x"])
+@pytest.mark.parametrize("word", ["h2o:2", "h2o:", ":0.2", "h2o:x", "h2o:1t", "h2o:0.2t"])
 def test_a_budget_that_is_no_share_is_refused(word):
     with pytest.raises(MeshwrightError) as caught:
         parse(f"rate=1,prompt=8,output=8,kv_budget={word}")

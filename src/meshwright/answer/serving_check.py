@@ -19,6 +19,7 @@ from meshwright.plan.facets import fields
 from meshwright.plan.facets.offload import Offload
 from meshwright.plan.serving_roles import serving_pools
 from meshwright.quantity import gibibytes
+from meshwright.serving.decided import budget_shares
 from meshwright.serving.kv_budget import KvShares
 from meshwright.spec import model as models
 from meshwright.spec.cluster import Cluster
@@ -256,7 +257,7 @@ def _of_adapters(serve: Serve, model: Model) -> list[Diagnostic]:
 def _of_budget(words: EngineWords, cluster: Cluster) -> list[Diagnostic]:
     """Return faults of a KV budget: an unknown one, drives where there are none, a cache that shares prefixes."""
     name = words.kv_budget.partition(":")[0]
-    found = _tried(lambda: serving.get("kv_budget", name))
+    found = _tried(lambda: budget_shares(words.kv_budget, 128))
     kept = KvShares() if found else serving.get("kv_budget", name).shares(0.5, 128)
     if (kept.in_drive or kept.on_drives) and not cluster.islands[0].node.nvme_gb_s:
         help = "a device whose nodes have drives, or another budget"

@@ -25,7 +25,8 @@ def _fullest(replica: Replica, requests: Requests, budget: int) -> float:
     rest of the budget is the last chunk of a usual prompt."""
     limits = replica.limits
     prompt, length = float(requests.prompt.mean()), float((requests.prompt + requests.output / 2).mean())
-    decoding = min(limits.max_batch, len(requests), int(limits.tokens // length), budget - 1)
+    held = min(limits.tokens, limits.max_batch * length)
+    decoding = min(limits.max_batch, len(requests), int(held // length), budget - 1)
     chunk = min(budget - decoding, max(int(prompt), 1))
     shares = []
     left = budget - decoding

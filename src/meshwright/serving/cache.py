@@ -17,10 +17,10 @@ from meshwright.serving.kv_budget import tokens_kept
 
 class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of a serving engine: at most ``max_batch`` sequences at a time and ``budget`` tokens an iteration, and
-    ``blocks`` cache blocks of ``block`` tokens. ``device_share``: what a KV budget keeps of a context on the device. It
-    looks for new requests once in ``poll`` iterations of decoding, and lets prompts wait for up to ``batch_wait`` of
-    them until those that wait ``fill`` a share of the budget, or each of its attention ``groups`` has one
-    (:mod:`meshwright.serving.gate`)."""
+    ``blocks`` cache blocks of ``block`` tokens. ``device_share``: what a KV budget keeps of a context on the device,
+    above 1 so many tokens of each. It looks for new requests once in ``poll`` iterations of decoding, and lets prompts
+    wait for up to ``batch_wait`` of them until those that wait ``fill`` a share of the budget, or each of its attention
+    ``groups`` has one (:mod:`meshwright.serving.gate`)."""
 
     max_batch: int
     budget: int
@@ -39,14 +39,17 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
         return -(-tokens // self.block)
 
     def holds(self, blocks: int) -> float:
-        """Return the tokens that so many blocks hold; any number where none of a context stays on the device."""
+        """Return the tokens of a context that so many blocks hold; any number where none of it stays on the device, or
+        all that do stay have room."""
         if not self.device_share:
             return inf if blocks >= 0 else 0.0
+        if self.device_share > 1.0:
+            return inf if blocks * self.block >= self.device_share else float(blocks * self.block)
         return blocks * self.block / self.device_share
 
     def longest(self, blocks: int) -> int:
         """Return the most tokens of a context that so many blocks hold, of a budget that keeps some on the device."""
-        found = int(self.holds(blocks))
+        found = int(min(self.holds(blocks), 1 << 40))
         return found if self.blocks_for(found) <= blocks else found - 1
 
     @property

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from meshwright import serving
+from meshwright.errors import MeshwrightError
 from meshwright.serving.adapters import AdapterRules
 from meshwright.serving.batching import Batching, DraftPolicy
 from meshwright.serving.cache import CacheRules, EngineLimits
-from meshwright.serving.kv_budget import KvShares
+from meshwright.serving.kv_budget import KvShares, number_of
 from meshwright.spec.engine_words import EngineWords
 
 
 def budget_shares(said: str, width: int) -> KvShares:
-    """Return the shares of a KV budget such as ``h2o:0.2`` of a model whose keys of a token are `width` numbers.
+    """Return the shares of a KV budget such as ``h2o:0.2`` or ``h2o:819t`` of a model whose keys of a token are `width`
+    numbers.
 
     Raises:
-        MeshwrightError: W013 when there is none of that name.
+        MeshwrightError: W013 when there is none of that name, W002 for tokens where it wants a share.
     """
     name, _, number = said.partition(":")
     budget = serving.get("kv_budget", name)
-    return budget.shares(float(number) if number else budget.usual, width)
+    if number.endswith("t") and not budget.counts:
+        message, help = f"the number of {name} is {budget.wanted}, and {number} are tokens", "say a number from 0 to 1"
+        raise MeshwrightError.one("W002", message, place=f"--serve kv_budget={said}", help=help)
+    return budget.shares(number_of(number) if number else budget.usual, width)
 
 
 def limits_of(

@@ -18,6 +18,7 @@ class FlexGen(msgspec.Struct, frozen=True):
     title: str = "keys and values on drives, fetched whole (FlexGen)"
     usual: float = 1.0
     wanted: str = "the share of tokens that lie on drives"
+    counts: bool = False
 
     def shares(self, number: float, width: int) -> KvShares:
         """Return the shares: attention reads everything, and what lies on drives comes first."""

@@ -18,7 +18,8 @@ class H2O(msgspec.Struct, frozen=True):
     name: str = "h2o"
     title: str = "recent tokens and heavy hitters stay (H2O)"
     usual: float = 0.2
-    wanted: str = "the share of tokens that stay"
+    wanted: str = "the share of tokens that stay, or how many (819t)"
+    counts: bool = True
 
     def shares(self, number: float, width: int) -> KvShares:
         """Return the shares: what is dropped is neither kept nor read."""

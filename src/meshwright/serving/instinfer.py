@@ -18,6 +18,7 @@ class InstInfer(msgspec.Struct, frozen=True):
     title: str = "attention in computational storage (InstInfer)"
     usual: float = 0.125
     wanted: str = "the share of tokens that attention reads"
+    counts: bool = False
 
     def shares(self, number: float, width: int) -> KvShares:
         """Return the shares: nothing stays on the device but what is computed at the moment."""

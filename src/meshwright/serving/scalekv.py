@@ -18,6 +18,7 @@ class ScaleKV(msgspec.Struct, frozen=True):
     title: str = "budgets by layer, drafters and refiners (ScaleKV)"
     usual: float = 0.1
     wanted: str = "the share of tokens that stay, over all layers"
+    counts: bool = False
 
     def shares(self, number: float, width: int) -> KvShares:
         """Return the shares: what is dropped is neither kept nor read."""

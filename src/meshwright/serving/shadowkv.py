@@ -26,6 +26,7 @@ class ShadowKV(msgspec.Struct, frozen=True):
     title: str = "low-rank keys on the device, values in host memory (ShadowKV)"
     usual: float = 0.0156
     wanted: str = "the share of tokens that attention reads"
+    counts: bool = False
 
     def shares(self, number: float, width: int) -> KvShares:
         """Return the shares, of keys and values of twice `width` numbers."""

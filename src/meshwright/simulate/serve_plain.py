@@ -89,14 +89,17 @@ def iteration_seconds(replica: Replica, run: Iterate) -> Took:
     room = inf
     if decoding:
         share, node = replica.kv_read, costs.nodes[0]
-        mean = context / decoding * share
+        mean = context / decoding * min(share, 1.0)
+        most = inf if share <= 1.0 else share - mean  # tokens of a context that are read yet, where they are counted
+        share, mean = (0.0, share) if most <= 0.0 else (min(share, 1.0), mean)
         low = min(max(bisect_right(node, mean) - 1, 0), len(node) - 2)
         row = -(-decoding // parts)
         decode = costs.decode_s.item(row, low)
         slope = (costs.decode_s.item(row, low + 1) - decode) / (node[low + 1] - node[low])
         decode += (mean - node[low]) * slope
         if low + 2 < len(node):
-            room = (node[low + 1] - mean) / share
+            room = (node[low + 1] - mean) / share if share else inf
+        room = min(room, most) if most > 0.0 else room
         slope *= share
         if replica.fetch_s:
             decode, slope, room = _fetched(replica, decode, slope, room, context, decoding)

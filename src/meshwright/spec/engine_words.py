@@ -124,7 +124,7 @@ ENGINE_READERS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "prefix_cache": ("engine.prefix_cache", yes_no, "yes or no"),
     "chunk_cache": ("engine.chunk_cache", lambda t: positive(t, 1.0), "the share of a text's tokens computed again"),
     "preempt": ("engine.preempt", one_of(PREEMPTIONS), f"one of {', '.join(PREEMPTIONS)}"),
-    "kv_budget": ("engine.kv_budget", numbered_name, "a KV budget with its number if need be, such as h2o:0.2"),
+    "kv_budget": ("engine.kv_budget", numbered_name, "a KV budget, with its number if need be: h2o:0.2, h2o:819t"),
     "lora": ("engine.lora", one_of(LORA), f"one of {', '.join(LORA)}"),
     "adapter_slots": ("engine.adapter_slots", count(65536), "a positive number of adapters that run at a time"),
     "adapter_pool": ("engine.adapter_pool", count(65536), "a positive rank of the pool that adapters are built from"),

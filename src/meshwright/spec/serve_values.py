@@ -191,8 +191,10 @@ def policy_name(text: str) -> str | None:
 
 
 def numbered_name(text: str) -> str | None:
-    """Read ``h2o`` or ``h2o:0.2``, a name with a number from 0 to 1."""
+    """Read ``h2o`` or ``h2o:0.2``, a name with a number from 0 to 1, or ``h2o:819t``, with tokens from 2 on."""
     name, colon, number = text.strip().lower().partition(":")
+    if policy_name(name) is not None and number.endswith("t") and number[:-1].isdigit() and int(number[:-1]) > 1:
+        return f"{policy_name(name)}:{int(number[:-1])}t"
     if policy_name(name) is None or (colon and positive(number, 1.0) is None):
         return None
     return f"{policy_name(name)}:{positive(number, 1.0):g}" if colon else policy_name(name)

@@ -41,7 +41,7 @@ from meshwright.run.settings import DTYPES
 from meshwright.run.world import World
 from meshwright.serving.adapters import AdapterRules
 from meshwright.serving.decided import budget_shares, decider_of, limits_of, rules_of
-from meshwright.serving.kv_budget import tokens_kept
+from meshwright.serving.kv_budget import number_of, tokens_kept
 from meshwright.serving.speculative import Drafts
 from meshwright.spec import model as models
 from meshwright.spec.engine_words import EngineWords
@@ -140,7 +140,7 @@ def led(
     blocks = num_blocks(words, layers.model, held, ranks=layers.mesh.world)
     share = kept_share(words, layers.model)
     name, _, number = words.kv_budget.partition(":")
-    said = None if share is None else (name, float(number) if number else serving.get("kv_budget", name).usual)
+    said = None if share is None else (name, number_of(number) if number else serving.get("kv_budget", name).usual)
     executor.room(blocks, words.block, said)
     for draft in held[1:]:
         draft.cache(blocks, words.block)
