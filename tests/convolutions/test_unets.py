@@ -62,8 +62,8 @@ def test_a_border_carries_every_map_that_is_still_to_be_read():
 
 
 def test_operations_of_stable_diffusion_are_those_that_are_published():
-    # 338.76 GMACs a pass of 64 x 64 latents without the products of attention, of SD 1.5 (Ma et al., 2312.00858), whose
-    # convolutions are the same and whose text is narrower
+    # 338.76 GMACs a pass of 64 x 64 latents without the products of attention, of SD 1.5 (Ma et al., 2312.00858, from
+    # memory), whose convolutions are the same and whose text is narrower
     model, train = mw.load_model("sd-2-1"), mw.parse_train("batch=1,image=512")
     mixed = sum(
         count * 2 * flow.length(512**2) ** 2 * flow.hidden

@@ -173,3 +173,10 @@ def test_a_prediction_with_a_feed_sums_up_and_says_what_is_full():
     assert helps["data latency"] == pytest.approx(1 / 1.1 - 1, rel=1e-4)
     low, high = poor.step_time_interval_s
     assert high / low < 1.01  # the source sets the pace, whatever the step's own error is
+
+
+def test_a_plan_of_several_pools_is_refused_a_feed():
+    plan = parse_plan("encoder=[dp2 mb4 on=0:2 part=0:8] + lm=[tp2 pp3 mb1 1f1b on=2:8 part=8:32]")
+    asked = load_model("llama3-8b"), load_cluster("8xh100"), parse_train("batch=64,seq=8192"), plan
+    with pytest.raises(MeshwrightError, match="W021"):
+        predict(*asked, feed=parse("workers=4"))

@@ -177,8 +177,9 @@ def test_every_code_of_a_workload_is_raised_here():
     of_serving = {f"W{number:03}" for number in range(11, 17)}  # test_serve*.py, test_request*.py, tests/simulate
     of_images = {"W019"}  # tests/simulate/test_denoise.py
     of_rollouts = {"W020"}  # tests/answer/test_rollouts.py
+    of_feeds = {"W021", "W022", "W023"}  # tests/simulate/test_feed.py, tests/answer/test_recipe.py
     known = {code for code in catalog.tables("codes") if code.startswith("W")}
-    assert {code for _, code, _ in FAULTS} == known - beside_a_model - of_serving - of_images - of_rollouts
+    assert {code for _, code, _ in FAULTS} == known - beside_a_model - of_serving - of_images - of_rollouts - of_feeds
 
 
 def test_all_faults_come_at_once():
