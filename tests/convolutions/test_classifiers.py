@@ -207,3 +207,11 @@ def test_compiled_norms_move_less_and_everything_else_as_much():
 def test_every_kind_of_a_network_of_convolutions_has_its_record():
     model = mw.load_model("resnet-50")
     assert {layers.of(layer).name for _, layer in model.all_layers} == {"image stem", "block", "image classifier"}
+
+
+def test_a_microbatch_of_one_image_is_cautioned_against():
+    said = [
+        mw.predict(mw.load_model("resnet-50"), ON, TRAIN, mw.parse_plan(plan)).cautions for plan in ("dp8", "dp8 mb32")
+    ]
+    assert any("mb32 is all that a replica has" in one for one in said[0])
+    assert not any("one image at a time" in one for one in said[1])
