@@ -19,15 +19,22 @@ if can_run():
     import meshwright.run.sequences  # noqa: F401
 #: Seconds that another process may take to run its part of the checks.
 PATIENCE_S = 900.0
-#: Parts of the rows that train nothing; processes of one test session share them out.
-PARTS = 6
 
 
 def parts():
-    """Names of rows, in parts of about equal work: those whose plans are trained are one, as their plans share jobs."""
+    """Names of rows, in the parts that processes of one test session share out: those whose plans are trained are one,
+    as their plans share jobs. All others are by themselves, so that at the end nobody waits for more than one, and what
+    is known to take longest comes first."""
     named = papers()
-    rest = [name for name, paper in named.items() if not paper.runs]
-    return [[name for name, paper in named.items() if paper.runs], *(rest[i::PARTS] for i in range(PARTS))]
+    rest = sorted(
+        (name for name, paper in named.items() if not paper.runs), key=lambda name: not rolls_out(named[name])
+    )
+    return [[name for name, paper in named.items() if paper.runs], *([name] for name in rest)]
+
+
+def rolls_out(paper):
+    """Whether a row asks for jobs of reinforcement learning, which are simulated from one answer to the next."""
+    return any("rollout" in words for words in (paper.ask, *(figure.ask for figure in paper.figures)))
 
 
 def outcomes_of(names):
@@ -51,8 +58,9 @@ def outcomes(tmp_path_factory, request):
     if not hasattr(request.config, "workerinput"):
         return {name: found for names in parts() for name, found in outcomes_of(names).items()}
     place = tmp_path_factory.getbasetemp().parent  # of the session, not of this process
-    files = [place / f"papers-{number}.json" for number in range(PARTS + 1)]
-    for file, names in zip(files, parts(), strict=True):
+    some = parts()
+    files = [place / f"papers-{number}.json" for number in range(len(some))]
+    for file, names in zip(files, some, strict=True):
         try:
             os.close(os.open(file.with_suffix(".begun"), os.O_CREAT | os.O_EXCL))
         except FileExistsError:
@@ -69,7 +77,7 @@ def outcomes(tmp_path_factory, request):
     while not all(file.exists() for file in files) and time.monotonic() < deadline:
         time.sleep(0.1)
     found = (msgspec.json.decode(file.read_bytes(), type=dict[str, Outcome | None]) for file in files)
-    return {name: outcome for some in found for name, outcome in some.items()}
+    return {name: outcome for part in found for name, outcome in part.items()}
 
 
 @pytest.fixture(scope="session")
