@@ -10,7 +10,7 @@ from meshwright.plan import check, parse
 from meshwright.spec.cluster import load
 from meshwright.spec.workload import Train
 from tests.run import codes, local, small
-from tests.run.processes import launch
+from tests.run.processes import launch_kept as launch
 from tests.run.small import differences, llama
 
 TRAIN = Train(global_batch=8, seq_len=16, dtype="fp32")

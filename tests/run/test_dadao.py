@@ -11,7 +11,7 @@ from meshwright.spec.workload import Train
 from meshwright.sync.clocks import Clocks
 from meshwright.sync.policy import read
 from tests.run import codes, dadao, local
-from tests.run.processes import launch
+from tests.run.processes import launch_kept as launch
 from tests.run.small import differences, llama
 
 TRAIN = Train(global_batch=4, seq_len=16, dtype="fp32", optimizer="sgd")

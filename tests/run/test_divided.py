@@ -23,7 +23,7 @@ from meshwright.spec.workload import Train
 from meshwright.sync.divided import rounds
 from meshwright.sync.policy import read
 from tests.run import codes, local
-from tests.run.processes import launch
+from tests.run.processes import launch_kept as launch
 from tests.run.small import batch, differences, llama
 
 TRAIN = Train(global_batch=4, seq_len=16, dtype="fp32")

@@ -17,7 +17,7 @@ from meshwright.spec.workload import Train
 from meshwright.timeline import Identity
 from meshwright.trace import decode, encode
 from tests.run import small
-from tests.run.processes import launch
+from tests.run.processes import launch_kept as launch
 
 TRAIN = Train(global_batch=8, seq_len=64)
 

@@ -14,7 +14,7 @@ from meshwright.run.trainer import Trainer
 from meshwright.spec.cluster import load
 from meshwright.spec.workload import Train
 from tests.run import codes, local, small
-from tests.run.processes import launch
+from tests.run.processes import launch_kept as launch
 
 TRAIN = Train(global_batch=4, seq_len=16, dtype="fp32", optimizer="sgd")
 PLAN = "dp2 mb1 sync=one-byte:apart=0.01,levels=16"

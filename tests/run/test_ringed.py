@@ -21,7 +21,7 @@ from meshwright.sync.codecs import codec
 from meshwright.sync.fragments import HOPS
 from meshwright.sync.policy import read
 from tests.run import codes, local
-from tests.run.processes import launch
+from tests.run.processes import launch_kept as launch
 from tests.run.small import llama
 
 TRAIN = Train(global_batch=3, seq_len=16, dtype="fp32")

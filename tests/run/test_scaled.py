@@ -20,7 +20,7 @@ from meshwright.spec.workload import Train
 from meshwright.sync.policy import read
 from meshwright.sync.record import SharedScales
 from tests.run import local, rounds, small
-from tests.run.processes import launch
+from tests.run.processes import launch_kept as launch
 from tests.run.small import differences, llama
 
 TRAIN = Train(global_batch=4, seq_len=16, dtype="fp32", optimizer="sgd")

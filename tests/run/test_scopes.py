@@ -17,7 +17,7 @@ from meshwright.spec.workload import Train
 from meshwright.spec.workload import parse as workload
 from meshwright.sync.scoped import nested
 from tests.run import local, small
-from tests.run.processes import launch
+from tests.run.processes import launch_kept as launch
 from tests.run.test_codes import totals
 
 TRAIN = Train(global_batch=16, seq_len=16)

@@ -16,7 +16,7 @@ from meshwright.run.trainer import Trainer
 from meshwright.spec.cluster import load
 from meshwright.spec.model import from_config
 from meshwright.spec.workload import Train
-from tests.run.processes import launch
+from tests.run.processes import launch_kept as launch
 from tests.run.small import assemble, batch, differences, train_steps
 from tests.run.small_families import CONFIGS
 

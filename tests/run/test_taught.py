@@ -23,7 +23,7 @@ from meshwright.spec.workload import Train
 from meshwright.sync.groups import graph
 from meshwright.sync.policy import read
 from tests.run import local, rounds, taught
-from tests.run.processes import launch
+from tests.run.processes import launch_kept as launch
 from tests.run.small import differences, llama
 
 MODEL = llama(layers=1, hidden=16, heads=2, kv_heads=1, vocab=31, ffn=24)

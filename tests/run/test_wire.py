@@ -13,7 +13,7 @@ from meshwright.run.record import Recorder, install
 from meshwright.run.settings import Settings
 from meshwright.run.trainer import Trainer
 from meshwright.spec.workload import Train
-from tests.run.processes import launch
+from tests.run.processes import launch_kept as launch
 from tests.run.small import llama
 
 MODEL = llama(layers=2)
