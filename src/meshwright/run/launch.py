@@ -23,7 +23,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing.connection import wait
@@ -52,6 +52,8 @@ BEAT_S = 0.5
 STOPPED_S, SILENT_S = 8.0, 120.0
 #: Signals that ask a run to end in order.
 ASKING = (signal.SIGINT, signal.SIGTERM)
+#: torch's variable that has all ranks wait for one another behind every group they make.
+_BARRIER = "TORCH_DIST_INIT_BARRIER"
 #: What a rank says whose peer has gone: a consequence, never the cause.
 PEER = re.compile(r"closed by peer|reset by peer|broken pipe|timed out|connection refused|NCCL|socket|gloo", re.I)
 
@@ -183,11 +185,25 @@ def open_group(world: World, timeout_s: float, **where: Any) -> None:
         limit = timedelta(seconds=timeout_s)
         if world.device.type == "cpu":
             run_in_batch()  # before the group's threads are there
-            # all are joined before any goes on: one that fails at once would leave while others still connect to it
-            os.environ["TORCH_DIST_INIT_BARRIER"] = "1"
         # without a device_id: groups that know theirs put the messages of all pairs of ranks in one queue, where one
         # that is sent waits behind another that is still to come
-        dist.init_process_group(backend, rank=world.rank, world_size=world.size, timeout=limit, **where)
+        with _joined(backend == "gloo"):
+            dist.init_process_group(backend, rank=world.rank, world_size=world.size, timeout=limit, **where)
+
+
+@contextmanager
+def _joined(wanted: bool) -> Iterator[None]:
+    """Have all ranks joined before any goes on, where that is `wanted`: one that fails at once would leave while others
+    still connect to it. The groups of a mesh are made without: each is there once its own ranks are, and waiting for
+    all others through a file took several times as long as making it."""
+    before = os.environ.get(_BARRIER)
+    if wanted:
+        os.environ[_BARRIER] = "1"
+    try:
+        yield
+    finally:
+        if wanted and before is None:
+            del os.environ[_BARRIER]
 
 
 def _child(
