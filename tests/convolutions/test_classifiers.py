@@ -12,6 +12,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.layers.convolution import FeatureMaps, convolved
 from meshwright.lower import lower
 from meshwright.plan import check
+from meshwright.search.space import default
 from meshwright.spec.convolution import Convolution2d
 from meshwright.spec.matrices import num_matrices
 from meshwright.work import Elementwise, Gemm
@@ -215,3 +216,9 @@ def test_a_microbatch_of_one_image_is_cautioned_against():
     ]
     assert any("mb32 is all that a replica has" in one for one in said[0])
     assert not any("one image at a time" in one for one in said[1])
+
+
+def test_a_search_puts_more_images_together_than_sequences():
+    space = default(mw.load_model("resnet-50"), ON, mw.parse_train("batch=2048,image=224"))
+    assert max(space["mb"]) == 512
+    assert max(default(mw.load_model("gpt2"), ON, mw.parse_train("batch=2048,seq=128"))["mb"]) == 32

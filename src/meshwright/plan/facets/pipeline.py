@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 #: Microbatches times layers of one step: far above what anybody runs, and what still takes seconds to simulate.
 MAX_PASSES = 2_000_000
-#: Sequences of a microbatch at most, in the default space.
-MOST_MICROBATCH = 32
+#: Sequences of a microbatch at most, in the default space, and images of one.
+MOST_MICROBATCH, MOST_IMAGES = 32, 512
 #: Ordered anew for the times of every plan, so that no plan says much about another: allowed, not the default.
 SEARCHED = ("zb-auto", "zb-1p", "zb-2p")
 
@@ -185,6 +185,12 @@ def _implied(plan: Plan, said: set[str], fresh: bool) -> Pipeline:
     return pipeline
 
 
+def _sizes(train: Train) -> tuple[int, ...]:
+    """Sizes of a microbatch in the default space. One image is little work for a device, so that more are together."""
+    most = MOST_IMAGES if train.image else MOST_MICROBATCH
+    return tuple(n for n in divisors(train.global_batch) if n <= most)
+
+
 def _vpp_words(plan: Plan) -> list[str]:
     schedule, vpp = plan.pipeline.schedule, plan.pipeline.vpp
     return [f"vpp{vpp}"] if vpp != schedules.get(schedule).default_vpp or schedule == "interleaved" else []
@@ -231,7 +237,7 @@ FIELDS = (
         place=80,
         decides=(LAYER,),
         size=True,
-        domain=lambda model, cluster, train: tuple(n for n in divisors(train.global_batch) if n <= MOST_MICROBATCH),
+        domain=lambda model, cluster, train: _sizes(train),
         say=lambda plan: [f"mb{plan.pipeline.microbatch}"],
     ),
     Field(
