@@ -34,6 +34,8 @@ def test_the_first_line_is_the_verdict_with_interval_rate_and_utilisation():
         f"fits: {gibibytes(answer.tightest.peak_bytes)} of 79.6 GiB | 8.910 s/step [8.2, 9.8] | "
         "412 tokens/s/GPU | MFU 41%"
     )
+    apart = msgspec.structs.replace(answer, metrics=stepping(answer.metrics, Metric(0.724, (0.507, 1.027))))
+    assert "724 ms/step [507 ms, 1.027 s]" in printed(apart).splitlines()[0]
 
 
 def test_an_answer_that_does_not_fit_says_by_how_much_where_and_what_would_help():

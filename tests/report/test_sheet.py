@@ -78,6 +78,13 @@ def test_causes_stand_behind_one_another_and_nothing_is_not_drawn():
     assert "nothing" not in " ".join(line for line in lines if "absent" in line)
 
 
+def test_a_bar_is_never_broken_where_there_is_no_room():
+    narrow = Spent("Where it goes", 2.0, [("a", 1.86, "long words " * 5), ("b", 0.08, "longer words " * 5)])
+    out = io.StringIO()
+    sheet_text.render(msgspec.structs.replace(SHEET, sections=(narrow,)), Console(file=out, width=60))
+    assert "█▎" in out.getvalue() and not any(line.strip() in set("▏▎▍▌▋▊▉█") for line in out.getvalue().split("\n"))
+
+
 def test_the_page_says_what_the_terminal_says():
     source = sheet_html.render(SHEET)
     page = Page(source)

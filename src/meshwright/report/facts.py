@@ -40,12 +40,15 @@ def waterfall(prediction: Prediction) -> tuple[Bar, ...]:
 
 
 def verdict(prediction: Prediction) -> tuple[str, ...]:
-    """The answer in pieces: whether it fits, step time with its 80% interval, rate, utilisation."""
-    low, high = prediction.step_time_interval_s
+    """The answer in pieces: whether it fits, step time with its 80% interval (``[8.2, 9.8]`` where all are in one unit,
+    else ``[507 ms, 1.027 s]``), rate, utilisation."""
     unit = seconds(prediction.step_time_s).split()[-1]
+    ends = [seconds(value) for value in prediction.step_time_interval_s]
+    if all(end.endswith(f" {unit}") for end in ends):
+        ends = [f"{float(end.split()[0]):.3g}" for end in ends]
     return (
         fit(prediction),
-        f"{seconds(prediction.step_time_s)}/step [{_bare(low, unit)}, {_bare(high, unit)}]",
+        f"{seconds(prediction.step_time_s)}/step [{', '.join(ends)}]",
         f"{prediction.tokens_per_s_per_gpu:,.0f} {prediction.train.counted}/s/GPU",
         f"MFU {prediction.mfu:.0%}",
     )
@@ -92,12 +95,6 @@ def fitting(prediction: Prediction) -> str:
 def limit_kw(prediction: Prediction) -> float:
     """Return the power limit of the site in kW, 0 where no limit is known."""
     return (prediction.cluster.power_limit_w or 0.0) / 1e3
-
-
-def _bare(value: float, unit: str) -> str:
-    """Seconds without the unit where it is the verdict's own, so that the interval reads ``[8.20, 9.80]``."""
-    text = seconds(value)
-    return f"{float(text.split()[0]):.3g}" if text.endswith(f" {unit}") else text
 
 
 def alive(memory: RankMemory) -> list[tuple[str, float]]:

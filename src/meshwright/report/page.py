@@ -80,9 +80,9 @@ def _widest(cell: Text) -> int:
 
 
 def _longest(cell: Text) -> int:
-    """Columns of a cell's longest word; a short cell is one, as a number with its unit is."""
+    """Columns of a cell's longest word; a short cell is one, as a number with its unit is, and what does not wrap."""
     wide = _widest(cell)
-    return wide if wide <= SHORT else max((cell_len(word) for word in cell.plain.split()), default=0)
+    return wide if wide <= SHORT or cell.no_wrap else max((cell_len(word) for word in cell.plain.split()), default=0)
 
 
 def _fitted(widths: list[int], words: list[int], room: int) -> list[int]:

@@ -67,5 +67,13 @@ def _spent(section: Spent, page: Page) -> None:
     total, rows = section.total_s, []
     for name, at, spent, words in shown(section):
         drawn = bar(at / total, spent / total, CELLS, unicode=page.unicode)
-        rows.append((Text(name), Text(seconds(spent)), Text(f"{spent / total:.1%}"), Text(drawn), Text(words, "dim")))
+        rows.append(
+            (
+                Text(name),
+                Text(seconds(spent)),
+                Text(f"{spent / total:.1%}"),
+                Text(drawn, no_wrap=True),
+                Text(words, "dim"),
+            )
+        )
     page.rows(rows)
