@@ -138,3 +138,20 @@ def test_a_data_juicer_configuration_is_priced_by_a_table_of_costs(tmp_path):
     with pytest.raises(MeshwrightError) as wrong:
         load(str(tmp_path / "bad.toml"))
     assert len(wrong.value.diagnostics) == 5  # samples, kind, takes, shares, keep
+
+
+@pytest.mark.parametrize(
+    "text", ["operators = [1, 2]", "operators = 5", "contexts = 4\n[[operators]]\nname='a_filter'"]
+)
+def test_a_recipe_of_other_types_says_so(text, tmp_path):
+    (tmp_path / "recipe.toml").write_text(f'format_version = 1\nsamples = "1m"\n{text}\n')
+    with pytest.raises(MeshwrightError, match="W022"):
+        load(str(tmp_path / "recipe.toml"))
+
+
+def test_what_prices_no_recipe_says_so(tmp_path):
+    pytest.importorskip("yaml")
+    (tmp_path / "recipe.yaml").write_text("process: 5\n")
+    for path, costs in (("recipe.yaml", "costs.toml"), ("examples/recipe.toml", "costs.toml")):
+        with pytest.raises(MeshwrightError, match="W022"):
+            load(str(tmp_path / path), costs)

@@ -150,6 +150,10 @@ def load(path: str, costs: str = "") -> DataRecipe:
         MeshwrightError: W022 for everything that is wrong with it; X006 for a file that cannot be read.
     """
     if not path.endswith(_YAML):
+        if costs:
+            message = f"{path} says itself what its operators take"
+            help = "drop --costs, which is of a Data-Juicer configuration (.yaml)"
+            raise MeshwrightError.one("W022", message, place=f"--costs {costs}", help=help)
         return _recipe(_toml(path), path)
     names = _juicer(path)
     if not costs:
@@ -185,7 +189,8 @@ def _juicer(path: str) -> list[str]:
         reason = error.strerror if isinstance(error, OSError) else "not YAML"
         raise MeshwrightError.one("X006", f"cannot read {path}: {reason}", place=path) from None
     steps = said.get("process") if isinstance(said, dict) else None
-    names = [next(iter(one)) if isinstance(one, dict) and len(one) == 1 else one for one in steps or []]
+    listed = steps if isinstance(steps, list) else []
+    names = [next(iter(one)) if isinstance(one, dict) and len(one) == 1 else one for one in listed]
     if not names or not all(isinstance(name, str) for name in names):
         help = "process: is a list of operators by name, each with its options"
         raise MeshwrightError.one("W022", "it has no list of operators under process:", place=path, help=help)
@@ -198,13 +203,17 @@ def _recipe(table: dict[str, Any], path: str) -> DataRecipe:
         reader.bad("format_version is missing or another", f"write format_version = {FORMAT_VERSION} at the top")
     reader.known(table, _RECIPE, "")
     contexts = {}
-    for name, value in (table.get("contexts") or {}).items():
+    said = table.get("contexts", {})
+    if not isinstance(said, dict):
+        reader.bad(f"contexts = {said!r} is no table", 'write [contexts] and under it words = "0.8ms"')
+    for name, value in said.items() if isinstance(said, dict) else ():
         contexts[name] = reader.read({name: value}, name, 0.0, _time, "a time such as 0.8ms")
     listed = table.get("operators")
-    if not isinstance(listed, list) or not 0 < len(listed) <= MOST_OPERATORS:
+    tables = isinstance(listed, list) and all(isinstance(one, dict) for one in listed)
+    if not tables or not 0 < len(listed) <= MOST_OPERATORS:
         reader.bad("it has no [[operators]]", f"one for each, up to {MOST_OPERATORS}")
         listed = []
-    operators = tuple(_operator(one, contexts, reader) for one in listed if isinstance(one, dict))
+    operators = tuple(_operator(one, contexts, reader) for one in listed)
     if "samples" not in table:
         reader.bad("it does not say samples", 'for example samples = "70m"')
     found = {
