@@ -161,6 +161,9 @@ def test_commands_answer_for_graph_networks(capsys):
     words = ["run", "reddit-gcnii", "--train", "epochs=1", "--data", "x.npz"]
     assert main([*words, "--plan", "dp2 pp2 vertex_chunks=4"]) == 2 and "[P085]" in capsys.readouterr().err
     assert main([*words, "--plan", "dp2"]) == 2 and "[D010]" in capsys.readouterr().err
+    assert (
+        main(["predict", "reddit-gcnii", "--on", "8xa100-80"]) == 2 and "--train epochs=100" in capsys.readouterr().err
+    )
     assert load_graph_model("reddit").layers == 32
 
 

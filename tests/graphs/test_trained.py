@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from meshwright.cli import main
+from meshwright.cli.run_network import print_losses
 from meshwright.errors import MeshwrightError
 from meshwright.run.nodes import apart
 from meshwright.run.nodes.edges import Walks, by_bucket
@@ -80,6 +81,32 @@ def test_a_file_that_has_no_edges_says_why(text, said, tmp_path):
     with pytest.raises(MeshwrightError) as error:
         read_edges(str(path), 40)
     assert error.value.diagnostics[0].code == "D010" and said in error.value.diagnostics[0].message
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"PK\x03\x04 cut short"])
+def test_a_file_that_holds_no_arrays_says_so(content, tmp_path):
+    path = tmp_path / "edges.npz"
+    path.write_bytes(content)
+    with pytest.raises(MeshwrightError) as error:
+        read_edges(str(path), 40)
+    assert error.value.diagnostics[0].code == "D010" and "pickle" not in error.value.diagnostics[0].message
+
+
+def test_a_run_looks_at_its_folder_and_rate_before_it_trains(tmp_path, capsys):
+    model, edges = tmp_path / "mine.json", tmp_path / "edges.tsv"
+    model.write_text(json.dumps({"architectures": ["NodeEmbedding"], "nodes": 40, "edges": 300, "dim": 8}))
+    np.savetxt(edges, EDGES, fmt="%d", delimiter="\t")
+    words = ["run", str(model), "--data", str(edges), "--train", "batch=50", "--plan", "dp2 partitions=4"]
+    assert main([*words, "--out", str(edges)]) == 2 and "[X104]" in capsys.readouterr().err
+    assert main([*words, "--lr", "-1"]) == 2 and "[L005]" in capsys.readouterr().err
+    assert edges.read_text().count("\n") == 300
+
+
+def test_a_loss_that_is_no_number_is_said(capsys):
+    assert print_losses([0.5, None], "epoch") is False and print_losses([0.5], "pass", " a sample") is True
+    found = capsys.readouterr()
+    assert "epoch 2: loss is no number" in found.out and "pass 1: loss 0.5 a sample" in found.out
+    assert "--lr" in found.err
 
 
 def test_buckets_have_their_edges_in_order():

@@ -30,6 +30,7 @@ from meshwright.plan import parse as parse_plan
 from meshwright.simulate.rollouts import Flow, RolledOut, RolloutJob, in_waves
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.cluster_part import cut
+from meshwright.spec.ends import Head
 from meshwright.spec.model import Model
 from meshwright.spec.requests import Requests
 from meshwright.spec.rollout import ASYNC, BEST, Rollout
@@ -65,6 +66,9 @@ def predict_rollouts(
         help = "say one of its islands"
         message = f"{cluster.name} has islands of unlike devices"
         raise MeshwrightError.one("W020", message, place=f"--on {cluster.name}", help=help)
+    if len(model.flows) > 1 or not isinstance(model.head, Head) or model.head.pooled:
+        message, help = f"{model.name} generates no tokens", "ask about a decoder, such as qwen3-0.6b"
+        raise MeshwrightError.one("W020", message, place=f"model {model.name}", help=help)
     asked = (model, cluster, train, plan)
     prices = costs, generating_costs
     if rollout.devices == BEST:

@@ -301,6 +301,7 @@ def _training_words(plan: Plan) -> list[str]:
     said += [name for name in of_steps if getattr(plan.pipeline, name) != getattr(Pipeline(), name)]
     trained = ("capacity", "hot", "hot_by", "portions", "duplicates")
     said += [name for name in trained if getattr(plan.experts, name) != getattr(Experts(), name)]
+    said += [] if plan.feedback.exact else ["feedback"]
     said += ["offload"] if plan.offload != Offload() else []
     said += ["recompute"] if plan.memory.recompute != Memory().recompute else []
     return said

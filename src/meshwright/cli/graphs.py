@@ -20,6 +20,8 @@ NEEDED = {
     "train": "--train batch=1000,negatives=100,shared=50",
     "plan": '--plan "partitions=16"',
 }
+#: What of it is written otherwise for a network over a whole graph.
+OF_NETWORKS = {"train": "--train epochs=100", "plan": '--plan "dp8"'}
 #: Options of other questions, by command.
 OTHERS = {
     "predict": ("job_trace", "records", "slo", "engine_profile"),
@@ -92,8 +94,7 @@ def _read(question: Question, wrong: list[Diagnostic], command: str) -> list[Any
     from meshwright.spec.edge_samples import parse_edge_samples
     from meshwright.spec.graphs import GraphNetwork, load_graph_model
 
-    needed = NEEDED if command == "predict" else {name: NEEDED[name] for name in ("model", "on", "train")}
-    wrong = [*wrong, *options.missing(msgspec.structs.asdict(question), needed, command=command)]
+    wrong = [*wrong]
 
     def read(text: str, reader: Any) -> Any:
         try:
@@ -112,6 +113,9 @@ def _read(question: Question, wrong: list[Diagnostic], command: str) -> list[Any
         wrong.append(Diagnostic(code="B005", message=message, place=f"--on {question.on}", help="say one cluster"))
     model = read(question.model, lambda: load_graph_model(path_of(question.model, question.base)))
     whole = isinstance(model, GraphNetwork)
+    needed = NEEDED | (OF_NETWORKS if whole else {})
+    needed = needed if command == "predict" else {name: needed[name] for name in ("model", "on", "train")}
+    wrong += options.missing(msgspec.structs.asdict(question), needed, command=command)
     parts = [
         model,
         None if is_range(question.on) else read(question.on, lambda: load(path_of(question.on, question.base))),

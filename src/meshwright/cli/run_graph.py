@@ -6,9 +6,11 @@ from math import ceil
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from meshwright.cli import options
 from meshwright.cli.output import console, note, print_json
 from meshwright.cli.question import asked, path_of
-from meshwright.cli.run_network import run_network, runnable
+from meshwright.cli.run_network import folder, print_losses, run_network, runnable
+from meshwright.cli.run_options import NUMBERS
 from meshwright.errors import Diagnostic, MeshwrightError
 
 if TYPE_CHECKING:
@@ -91,12 +93,7 @@ def run_graph(given: RunOptions, wrong: list[Diagnostic]) -> int:
             message = "walks go along edges of all relations, and say of none what relation its ends have"
             bad("M011", message, f"{model.name}: relations", "say relations = 0, or drop walk=")
     numbers = {"lr": 0.025, "seed": 0}
-    for field, kind in (("lr", float), ("seed", int)):
-        text = getattr(given, field)
-        try:
-            numbers[field] = kind(text) if text else numbers[field]
-        except ValueError:
-            bad("X003", f"{text!r} is not a number", f"--{field} {text}", f"say --{field} {numbers[field]}")
+    numbers |= options.numbers(given, {field: NUMBERS[field] for field in numbers}, wrong, command="run")
     if wrong:
         raise MeshwrightError(wrong)
     if whole:
@@ -126,6 +123,8 @@ def _trained(given: RunOptions, model: Any, work: Any, plan: Any, cluster: Any, 
     words = (model, work, hyper, rounds, said.partitions, given.data, passes, given.out)
     if given.drives and said.idle != NVME:
         raise MeshwrightError([_unused(given.drives)])
+    folder(given.out, "--out")
+    folder(given.drives, "--drives")
     note(f"training {model.name} on {plan.layout.dp} processes: {passes} passes of {len(rounds)} rounds")
     with TemporaryDirectory(prefix="meshwright-") as temporary:
         drives = (given.drives or temporary) if said.idle == NVME else ""
@@ -143,10 +142,9 @@ def _trained(given: RunOptions, model: Any, work: Any, plan: Any, cluster: Any, 
         found["predicted_s"] = predict_node_embedding(model, cluster, work, plan).total_s
     if given.json:
         print_json({"model": model.name, "train": work.text(), "plan": plan.text(), **found})
-        return 0
+        return 0 if None not in found["losses"] else 1
     out = console()
-    for number, loss in enumerate(found["losses"]):
-        out.print(f"pass {number + 1}: loss {loss:.6g} a sample")
+    sound = print_losses(found["losses"], "pass", " a sample")
     rate = found["samples"] / found["seconds"] if found["seconds"] else 0.0
     out.print(f"{found['samples']:,} samples in {found['seconds']:.3g} s: {rate:,.0f} samples/s")
     out.print(f"moved {found['moved_bytes']:,} bytes of partitions, predicted {found['predicted_moved_bytes']:,}")
@@ -157,4 +155,4 @@ def _trained(given: RunOptions, model: Any, work: Any, plan: Any, cluster: Any, 
         out.print(f"predicted {found['predicted_s']:.3g} s on {cluster.name}")
     if given.out:
         note(f"wrote {given.out}/vectors.npz")
-    return 0
+    return 0 if sound else 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from meshwright.cli.output import console, note, print_json
-from meshwright.errors import Diagnostic
+from meshwright.errors import Diagnostic, MeshwrightError
 
 if TYPE_CHECKING:
     from meshwright.cli.run_options import RunOptions
@@ -37,11 +37,38 @@ def runnable(model: GraphNetwork, plan: Plan | None, cluster: Cluster | None) ->
     return []
 
 
-def run_network(given: RunOptions, model: GraphNetwork, work: GraphEpochs, plan: Plan, numbers: dict[str, Any]) -> int:
-    """Train a graph network and print what was trained; 0.
+def folder(path: str, option: str) -> None:
+    """Make a folder that a run will write into, before it is trained; nothing where `path` is "".
 
     Raises:
-        MeshwrightError: D010 for a graph that cannot be read, L001 for a process that ends before its time.
+        MeshwrightError: X104 where there can be none.
+    """
+    from pathlib import Path
+
+    if not path:
+        return
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        message, help = f"cannot write into {path}: {error.strerror}", "name a folder that may be made and written to"
+        raise MeshwrightError.one("X104", message, place=f"{option} {path}", help=help) from None
+
+
+def print_losses(losses: list[float | None], each: str, of: str = "") -> bool:
+    """Print the losses of epochs or passes; False, with a word of what to do, where one is no number (None)."""
+    for number, loss in enumerate(losses):
+        console().print(f"{each} {number + 1}: loss {'is no number' if loss is None else f'{loss:.6g}{of}'}")
+    if None in losses:
+        note("the loss is no number any more: a smaller --lr may keep it one")
+    return None not in losses
+
+
+def run_network(given: RunOptions, model: GraphNetwork, work: GraphEpochs, plan: Plan, numbers: dict[str, Any]) -> int:
+    """Train a graph network and print what was trained; 0, or 1 where its loss became no number.
+
+    Raises:
+        MeshwrightError: D010 for a graph that cannot be read, X104 for a folder that cannot be made, L001
+            for a process that ends before its time.
     """
     from meshwright.assign.cuts import blocks, copies_of
     from meshwright.lower.graph_network import sent_bytes
@@ -52,6 +79,7 @@ def run_network(given: RunOptions, model: GraphNetwork, work: GraphEpochs, plan:
     ranks = stages if stages > 1 else max(1, plan.layout.dp)
     edges = read_graph(given.data, model, double).edges
     words = (model, numbers["lr"], numbers["seed"], given.data, work.epochs, stages)
+    folder(given.out, "--out")
     note(f"training {model.name} on {ranks} processes for {work.epochs} epochs")
     more = (plan.vertices.vertex_chunks, plan.pipeline.schedule, double, given.out)
     found = launch.start(train_network, *words, *more, num_ranks=ranks, device="cpu")
@@ -62,13 +90,13 @@ def run_network(given: RunOptions, model: GraphNetwork, work: GraphEpochs, plan:
     found["predicted_sent_bytes"] = round(work.epochs * (boundary + between)) * (2 if double else 1)
     if given.json:
         print_json({"model": model.name, "train": work.text(), "plan": plan.text(), **found})
-        return 0
+        return 0 if None not in found["losses"] else 1
     out = console()
-    for number, loss in enumerate(found["losses"]):
-        out.print(f"epoch {number + 1}: loss {loss:.6g}")
+    sound = print_losses(found["losses"], "epoch")
     each = found["seconds"] / work.epochs
     out.print(f"{work.epochs} epochs in {found['seconds']:.3g} s: {each:.3g} s each")
     out.print(f"sent {found['sent_bytes']:,} bytes of vertices, predicted {found['predicted_sent_bytes']:,}")
     if given.out:
-        note(f"wrote {given.out}/weights-RANK.npz")
-    return 0
+        files = [f"{given.out}/weights-{rank}.npz" for rank in range(stages)]
+        note(f"wrote {', '.join(files)}")
+    return 0 if sound else 1

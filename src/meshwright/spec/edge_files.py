@@ -7,8 +7,11 @@ Where edges have relations, their numbers are a third column, or ``relations`` [
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +25,29 @@ class Edges(NamedTuple):
     heads: NDArray[np.int64]
     tails: NDArray[np.int64]
     relations: NDArray[np.int64] | None = None
+
+
+#: What reading an array of a file may raise.
+UNREADABLE = (OSError, ValueError, KeyError, IndexError, EOFError, BadZipFile)
+
+
+def why_unreadable(error: Exception) -> str:
+    """Return why a file has no arrays, in one line."""
+    if isinstance(error, EOFError):
+        return "it is empty or ends too soon"
+    said = getattr(error, "strerror", None) or str(error).splitlines()[0][:120]
+    return "it is no .npz file, or one of Python's own objects" if "pickle" in said else said
+
+
+@contextmanager
+def arrays(path: Path) -> Iterator[Mapping[str, NDArray]]:
+    """The arrays of an ``.npz`` file by name; raises one of `UNREADABLE` where there are none."""
+    with path.open("rb") as raw:
+        found = np.load(raw, allow_pickle=False)
+        if isinstance(found, np.ndarray):
+            raise ValueError("it is one array without a name, and no .npz file")
+        with found:
+            yield found
 
 
 def _bad(message: str, path: str, help: str) -> MeshwrightError:
@@ -41,16 +67,16 @@ def read_edges(path: str, nodes: int, relations: int = 0) -> Edges:
         raise _bad(
             "a .parquet file is read with pyarrow, which is not installed", path, "pip install pyarrow"
         ) from None
-    except (OSError, ValueError, KeyError, IndexError) as error:
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0][:120]
-        raise _bad(f"edges cannot be read: {reason}", path, f"name a file of {wanted}") from None
+    except UNREADABLE as error:
+        raise _bad(f"edges cannot be read: {why_unreadable(error)}", path, f"name a file of {wanted}") from None
     if found.ndim != 2 or found.shape[1] < 2 or not len(found) or found.dtype.kind not in "iu":
         raise _bad(f"no edges: an array of {found.dtype} {list(found.shape)}", path, f"name a file of {wanted}")
     heads, tails = (np.ascontiguousarray(found[:, column], np.int64) for column in (0, 1))
     low, high = int(min(heads.min(), tails.min())), int(max(heads.max(), tails.max()))
     if low < 0 or high >= nodes:
         message = f"node {low if low < 0 else high} of a model of {nodes:,} nodes, which are numbered from 0"
-        raise _bad(message, path, f"number nodes from 0, and say nodes = {high + 1} in the model")
+        more = f", and say nodes = {high + 1} in the model" if high >= nodes else ""
+        raise _bad(message, path, f"number nodes from 0{more}")
     if not relations:
         return Edges(heads, tails)
     if found.shape[1] < 3:
@@ -65,7 +91,7 @@ def read_edges(path: str, nodes: int, relations: int = 0) -> Edges:
 def _columns(path: Path, count: int) -> NDArray:
     """The columns of a file [E, 2 or more], of which so many are wanted."""
     if path.suffix == ".npz":
-        with np.load(path, allow_pickle=False) as file:
+        with arrays(path) as file:
             names = [name for name in ("heads", "tails", "relations")[:count] if name in file]
             return file["edges"] if "edges" in file else np.stack([file[name] for name in names], axis=1)
     if path.suffix == ".parquet":

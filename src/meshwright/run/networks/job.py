@@ -12,7 +12,7 @@ import torch
 from meshwright.errors import MeshwrightError
 from meshwright.run.networks.train import DividedNetwork, GraphData, StageOfNetwork
 from meshwright.run.world import World, add_up
-from meshwright.spec.edge_files import read_edges
+from meshwright.spec.edge_files import UNREADABLE, arrays, read_edges, why_unreadable
 from meshwright.spec.graphs import GraphNetwork
 
 
@@ -27,10 +27,10 @@ def read_graph(path: str, model: GraphNetwork, double: bool) -> GraphData:
     wanted = {"features": (model.vertices, model.features), "labels": (model.vertices,)}
     found = {}
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with arrays(Path(path).expanduser()) as file:
             found = {name: file[name] for name in wanted}
-    except (OSError, ValueError, KeyError) as error:
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0][:120]
+    except UNREADABLE as error:
+        reason = why_unreadable(error)
         help = "name an .npz with edges [E, 2], features [vertices, features] and labels [vertices]"
         raise MeshwrightError.one("D010", f"no graph: {reason}", place=path, help=help) from None
     for name, shape in wanted.items():
@@ -41,6 +41,10 @@ def read_graph(path: str, model: GraphNetwork, double: bool) -> GraphData:
     if labels.min() < 0 or labels.max() >= model.classes:
         message = f"labels from {labels.min()} to {labels.max()} of {model.classes} classes"
         raise MeshwrightError.one("D010", message, place=path, help="number classes from 0")
+    if not np.isfinite(found["features"]).all():
+        raise MeshwrightError.one(
+            "D010", "features are not all numbers", place=path, help="put numbers for NaN and inf"
+        )
     features = torch.from_numpy(found["features"].astype(np.float64 if double else np.float32))
     return GraphData(edges, features, torch.from_numpy(labels))
 
