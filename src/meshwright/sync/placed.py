@@ -13,22 +13,15 @@ passes read parameters whole; each difference is a collective (``layers/algebra.
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import NamedTuple
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
 
-from meshwright.layers.algebra import PARTIAL, REPLICATE, AxisMesh, Placement, transfers
-from meshwright.layers.signatures import SIGNATURES, dual
+if TYPE_CHECKING:
+    from meshwright.layers.algebra import Placement
 
-#: Ranks that share one copy and copies, as axes; which collective it is does not depend on how many there are.
-AXES = AxisMesh.of(within=2, across=2)
-#: A product of rows of the batch with a whole matrix: the placements of rows, matrix and result on one axis.
-ROWS, MATRIX, RESULT = next(one for one in SIGNATURES["product"] if one[:2] == (0, REPLICATE))
-#: Parameters as passes read them; their gradients as backwards leave them; state as it is kept, a shard of each copy;
-#: and values that every copy has made its own, which are a term of their mean.
-WHOLE: Placement = (MATRIX, MATRIX)
-TERMS: Placement = dual(WHOLE, (RESULT, RESULT))
-STATE: Placement = (0, REPLICATE)
-OWN: Placement = (0, PARTIAL)
+#: How what is exchanged may lie: gradients as backwards leave them, state as it is kept (a shard of each copy),
+#: parameters as passes read them, and values that every copy has made its own, which are a term of their mean.
+TERMS, STATE, WHOLE, OWN = "terms", "state", "whole", "own"
 
 
 class StateMoves(NamedTuple):
@@ -39,8 +32,43 @@ class StateMoves(NamedTuple):
     across: str
 
 
-@lru_cache(maxsize=64)
-def moves(made: Placement, read: Placement) -> StateMoves:
+class BatchProduct(NamedTuple):
+    """The signature of a product of a batch's rows with a whole matrix along one axis: the placements of its rows, of
+    the matrix and of the result."""
+
+    rows: int
+    matrix: int
+    result: int
+
+
+@cache
+def product() -> BatchProduct:
+    """Return how a product of the batch's rows lies along each axis of data parallelism."""
+    from meshwright.layers.algebra import REPLICATE
+    from meshwright.layers.signatures import SIGNATURES
+
+    return next(BatchProduct(*one) for one in SIGNATURES["product"] if one[:2] == (0, REPLICATE))
+
+
+@cache
+def places() -> dict[str, Placement]:
+    """Return the placements of :data:`TERMS` and the others, on the ranks that share a copy and on the copies. The
+    algebra is loaded here, as the words of a plan are read without numpy."""
+    from meshwright.layers.algebra import PARTIAL, REPLICATE
+    from meshwright.layers.signatures import dual
+
+    batch = product()
+    whole, result = (batch.matrix,) * 2, (batch.result,) * 2
+    return {WHOLE: whole, TERMS: dual(whole, result), STATE: (0, REPLICATE), OWN: (0, PARTIAL)}
+
+
+@cache
+def moves(made: str, read: str) -> StateMoves:
     """Return the collectives that bring state from where it is made to where it is read."""
-    ops = {one.axis: one.op for one in transfers(AXES, made, read, (4,)) if one.op not in ("slice", "keep")}
+    from meshwright.layers.algebra import AxisMesh, transfers
+
+    # which collective it is depends neither on how many ranks there are nor on how long a tensor is
+    mesh, lies = AxisMesh.of(within=2, across=2), places()
+    found = transfers(mesh, lies[made], lies[read], (4,))
+    ops = {one.axis: one.op for one in found if one.op not in ("slice", "keep")}
     return StateMoves(ops.get("within", ""), ops.get("across", ""))
