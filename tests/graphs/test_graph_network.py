@@ -143,6 +143,11 @@ def test_what_a_graph_network_cannot_have_is_refused(words, said):
     assert any(said in d.message for d in error.value.diagnostics)
 
 
+def test_a_network_of_more_layers_than_are_simulated_is_refused():
+    with pytest.raises(MeshwrightError, match="from 1 to 4,096"):
+        read_graph_model({**SMALL, "layers": 10**8}, name="small")
+
+
 @pytest.mark.parametrize(("text", "code"), [("epochs=0", "W002"), ("batch=8", "W001"), ("copies=1,cut=a.npz", "W005")])
 def test_a_workload_of_whole_graphs_that_is_none_says_why(text, code):
     with pytest.raises(MeshwrightError) as error:

@@ -118,7 +118,8 @@ def test_a_measured_rate_takes_the_place_of_kernels():
     ("words", "model", "on", "said"),
     [
         ("tp2", ONE, "2xp100", "tp2 says nothing of one"),
-        ("partitions=2", ONE, "2xp100", "2 devices hold 2 partitions"),
+        ("partitions=2", ONE, "2xp100", "2 devices hold two partitions"),
+        ("partitions=256", ONE, "1xp100", "65,536 buckets"),
         ("partitions=4 buckets=grid", ONE, "4xp100", "without a context"),
         ("partitions=6 buckets=grid", TWO, "4xp100", "do not divide partitions=6"),
         ("partitions=4 idle=host", ONE, "1xxeon", "the memory of"),

@@ -13,6 +13,9 @@ from meshwright.spec.edge_samples import EdgeSamples
 from meshwright.spec.graphs import NodeEmbedding
 from meshwright.spec.hardware import Device
 
+#: Partitions at most whose pass, of all pairs of them, is simulated: a minute or so.
+MOST_PARTITIONS = 128
+
 
 def is_host(device: Device) -> bool:
     """Whether a device is a processor, whose memory is the host's."""
@@ -37,7 +40,12 @@ def bucket_violations(plan: Plan, model: NodeEmbedding, cluster: Cluster, work: 
     if plan.several:
         return [wrong("P084", "vectors of nodes are trained by a plan of one pool", "pools", "say one pool")]
     others = of_others(plan, model.name, "buckets", "P084", "its vectors are trained in pairs of partitions")
-    return others or [*_of_cluster(plan, model, cluster, work), *partition_violations(plan, model)]
+    found = others or [*_of_cluster(plan, model, cluster, work), *partition_violations(plan, model)]
+    many = plan.buckets.partitions
+    if many > MOST_PARTITIONS:
+        message = f"partitions={many} make {many**2:,} buckets, more than a pass is simulated for"
+        found = [*found, wrong("P084", message, "buckets.partitions", f"say partitions={MOST_PARTITIONS} at most")]
+    return found
 
 
 def of_others(plan: Plan, name: str, facet: str, code: str, why: str, keep: tuple[str, ...] = ("dp",)) -> list:
@@ -77,7 +85,8 @@ def partition_violations(plan: Plan, model: NodeEmbedding) -> list[Diagnostic]:
             found.append(wrong("P084", message, "buckets.partitions", f"say partitions={most}"))
     least = devices if model.context else 2 * devices
     if said.way == LOCK and devices > 1 and said.partitions < least:
-        message = f"{devices} devices hold {1 if model.context else 2} partitions of a table each, of {said.partitions}"
+        each = "one partition of each table" if model.context else "two partitions"
+        message = f"{devices} devices hold {each} at a time, and partitions={said.partitions} are too few"
         found.append(wrong("P084", message, "buckets.partitions", f"say partitions={least}"))
     return found
 

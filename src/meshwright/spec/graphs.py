@@ -197,6 +197,9 @@ def whole(value: Any) -> bool:
 
 
 _COUNT = (whole, "a whole number from 1")
+#: Layers of a network at most: each of them is a task of an epoch.
+MOST_LAYERS = 4096
+_LAYERS = (lambda value: whole(value) and value <= MOST_LAYERS, f"a whole number from 1 to {MOST_LAYERS:,}")
 _NODE_KEYS = {
     "nodes": _COUNT,
     "edges": _COUNT,
@@ -211,5 +214,5 @@ def _readers() -> dict[str, tuple[dict[str, Any], tuple[str, ...], Any]]:
     """By architecture: its keys with what their values are, those that have to be said, and its record."""
     wanted = ("vertices", "edges", "features", "classes", "hidden", "layers")
     layer = {"layer": (lambda value: value in LAYERS, f"one of {', '.join(LAYERS)}")}
-    network = dict.fromkeys((*wanted, "heads"), _COUNT) | layer
+    network = dict.fromkeys((*wanted, "heads"), _COUNT) | layer | {"layers": _LAYERS}
     return {NODES: (_NODE_KEYS, ("nodes", "edges", "dim"), NodeEmbedding), NETWORK: (network, wanted, GraphNetwork)}
