@@ -169,6 +169,10 @@ def test_commands_answer_for_graph_networks(capsys):
     assert (
         main(["predict", "reddit-gcnii", "--on", "8xa100-80"]) == 2 and "--train epochs=100" in capsys.readouterr().err
     )
+    words = ["reddit-gcnii", "--on", "8xa100-80", "--train", "copies=2", "--plan", "dp8"]
+    assert main(["lower", *words]) == 2
+    said = capsys.readouterr().err
+    assert "[M011]" in said and "W00" not in said  # words of its workload are no mistake beside it
     assert load_graph_model("reddit").layers == 32
 
 
