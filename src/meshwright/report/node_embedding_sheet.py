@@ -15,7 +15,7 @@ def sheet(prediction: NodePrediction) -> Sheet:
     """Return the answer as a sheet."""
     times, memory = prediction.times, (prediction.memory,)
     rate = f"{prediction.samples_per_s:,.0f} samples/s"
-    epochs = f"all {prediction.work.epochs:,} epochs" if prediction.work.epochs > 1 else "the epoch"
+    epochs = f"for {prediction.work.epochs:,} epochs" if prediction.work.epochs > 1 else "an epoch"
     title = f"Where the time of a pass over all buckets goes ({seconds(times.pass_s)}, mean over devices)"
     elsewhere = ()
     if prediction.host_bytes:

@@ -178,7 +178,7 @@ _READERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "to_device": (lambda text: text if text in (IN_STEP, AHEAD) else None, f"{IN_STEP} or {AHEAD}"),
     "keep": (_part, "a share above 0 and up to 1"),
     **dict.fromkeys(STAGES, (_work, _TIME)),
-    "cores": (_count(1, 1 << 16), "a number of cores of a node"),
+    "cores": (_count(1, 1 << 16), "a number of cores of a node, up to 65,536"),
     "producers": (_count(1, MOST_PRODUCERS), f"a whole number from 1 to {MOST_PRODUCERS:,}"),
     "make": (duration, "a time such as 2s"),
     "reservoir": (_count(1, MOST_SAMPLES), f"a number of samples, up to {MOST_SAMPLES:,}"),
