@@ -120,8 +120,8 @@ def test_reproduce_as_json_has_errors_and_judgements(capsys):
 
 
 def test_reproduce_without_a_check_says_what_is_missing(capsys):
-    code, out, _ = run(capsys, "reproduce", "gnnpipe")
-    assert code == 1 and "gnnpipe: not yet" in out and "embedding tables and graph layers" in " ".join(out.split())
+    code, out, _ = run(capsys, "reproduce", "ray")
+    assert code == 1 and "ray: not yet" in out and "jobs of several programs" in " ".join(out.split())
 
 
 def test_reproduce_of_an_unknown_paper_suggests(capsys):
