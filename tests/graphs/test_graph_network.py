@@ -183,6 +183,26 @@ def test_processes_train_what_one_process_trains():
     assert max(apart(2).values()) < 1e-9
 
 
+def test_a_run_that_is_asked_to_stop_ends_behind_its_epoch_and_writes_what_it_has(tmp_path, capsys, monkeypatch):
+    from meshwright.run import launch  # as a command does, behind everything that plans
+
+    random = np.random.default_rng(3)
+    model, graph = tmp_path / "mine.json", tmp_path / "graph.npz"
+    sizes = {"vertices": 30, "edges": 120, "features": 6, "classes": 2, "hidden": 8, "layers": 2}
+    model.write_text(json.dumps({"architectures": ["GraphNetwork"], "layer": "gcn", **sizes}))
+    features, labels = random.standard_normal((30, 6)), random.integers(2, size=30)
+    np.savez(graph, edges=random.integers(30, size=(60, 2)), features=features, labels=labels)
+    asked = launch.StopSignal()
+    asked()
+    monkeypatch.setattr(launch, "stop", asked)  # which its processes, forks of this one, begin with
+    words = ["run", str(model), "--data", str(graph), "--train", "epochs=8", "--plan", "dp2", "--json"]
+    assert main([*words, "--out", str(tmp_path / "out")]) == 0
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert len(found["losses"]) == 1 and found["sent_bytes"] == found["predicted_sent_bytes"] > 0
+    assert "stopped behind 1 of 8 epochs" in err and (tmp_path / "out" / "weights-0.npz").exists()
+
+
 def test_a_run_sends_the_bytes_that_are_predicted_and_its_loss_falls(tmp_path, capsys):
     random = np.random.default_rng(2)
     model, graph = tmp_path / "mine.json", tmp_path / "graph.npz"

@@ -8,9 +8,14 @@ import pytest
 from meshwright.cli import main
 from meshwright.cli.run_network import print_losses
 from meshwright.errors import MeshwrightError
+from meshwright.lower.bucket_training import rounds_of
+from meshwright.plan import parse as parse_plan
+from meshwright.run import launch
 from meshwright.run.nodes import apart
 from meshwright.run.nodes.edges import Walks, by_bucket
+from meshwright.run.nodes.train import NodeTrainer
 from meshwright.spec.edge_files import Edges, read_edges
+from meshwright.spec.edge_samples import parse_edge_samples
 
 EDGES = np.random.default_rng(0).integers(40, size=(300, 2))
 
@@ -33,6 +38,33 @@ def test_a_run_moves_the_bytes_that_are_predicted_and_its_loss_falls(tmp_path, c
     assert np.load(out / "vectors.npz")["vectors"].shape == (40, 8)
     assert main(["run", str(model), *words, "--data", str(edges), "--steps", "3"]) == 2
     assert "[X004]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("drives", [False, True])
+def test_a_training_that_is_asked_to_stop_ends_behind_its_pass_with_the_vectors_of_it(drives, tmp_path, monkeypatch):
+    """Two of many passes are two passes: the same losses and vectors, to the last bit, and all partitions are back."""
+    model, edges = apart.graph(False, 0)
+    work = parse_edge_samples("batch=50,negatives=2,optimizer=rowwise-adagrad")
+    rounds = rounds_of(model, parse_plan("partitions=4").on(1))
+
+    def trained(passes, asked):
+        monkeypatch.setattr(launch, "stop", launch.StopSignal())
+        folder = str(tmp_path / f"{passes}") if drives else ""
+        trainer = NodeTrainer(model, work, apart.HYPER, rounds, 4, edges, passes, 0, folder)
+        losses = []
+
+        def ended(number, loss, samples):
+            losses.append(loss)
+            if number + 2 == asked:
+                launch.stop()
+
+        trainer.train(ended)
+        assert not trainer.mine
+        return losses, trainer.gathered()
+
+    short, long = trained(2, 0), trained(9, 2)
+    assert short[0] == long[0] and len(long[0]) == 2
+    assert all((a == b).all() for a, b in zip(short[1], long[1]))
 
 
 def test_partitions_on_drives_are_those_in_memory_and_bytes_are_predicted(tmp_path, capsys):

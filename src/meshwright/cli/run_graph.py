@@ -129,10 +129,13 @@ def _trained(given: RunOptions, model: Any, work: Any, plan: Any, cluster: Any, 
     with TemporaryDirectory(prefix="meshwright-") as temporary:
         drives = (given.drives or temporary) if said.idle == NVME else ""
         more = (drives, said.swap == BESIDE)
-        found = launch.start(train_nodes, *words, *more, num_ranks=plan.layout.dp, device="cpu")
+        found = launch.start(train_nodes, *words, *more, num_ranks=plan.layout.dp, device="cpu", stops=True)
     if found is None:
         return 0
-    machines = stays(rounds * passes, said.partitions, model.context)
+    done = len(found["losses"])
+    if done < passes:
+        note(f"stopped behind {done} of {passes} passes: what is written is of these")
+    machines = stays(rounds * done, said.partitions, model.context)
     each = (2 if hyper.dtype == "float64" else 1) * partition_bytes(model, work, said.partitions)
     found["predicted_moved_bytes"] = int(moved(machines, peers=True) * each)
     found["predicted_swapped_bytes"] = int(moved(machines) * each) if drives else 0

@@ -82,19 +82,22 @@ def run_network(given: RunOptions, model: GraphNetwork, work: GraphEpochs, plan:
     folder(given.out, "--out")
     note(f"training {model.name} on {ranks} processes for {work.epochs} epochs")
     more = (plan.vertices.vertex_chunks, plan.pipeline.schedule, double, given.out)
-    found = launch.start(train_network, *words, *more, num_ranks=ranks, device="cpu")
+    found = launch.start(train_network, *words, *more, num_ranks=ranks, device="cpu", stops=True)
     if found is None:
         return 0
+    done = len(found["losses"])
+    if done < work.epochs:
+        note(f"stopped behind {done} of {work.epochs} epochs: what is written is of these")
     parts = blocks(model.vertices, ranks if stages == 1 else 1)
     boundary, between = sent_bytes(model, copies_of(edges.heads, edges.tails, parts), stages)
-    found["predicted_sent_bytes"] = round(work.epochs * (boundary + between)) * (2 if double else 1)
+    found["predicted_sent_bytes"] = round(done * (boundary + between)) * (2 if double else 1)
     if given.json:
         print_json({"model": model.name, "train": work.text(), "plan": plan.text(), **found})
         return 0 if None not in found["losses"] else 1
     out = console()
     sound = print_losses(found["losses"], "epoch")
-    each = found["seconds"] / work.epochs
-    out.print(f"{work.epochs} epochs in {found['seconds']:.3g} s: {each:.3g} s each")
+    each = found["seconds"] / done
+    out.print(f"{done} epochs in {found['seconds']:.3g} s: {each:.3g} s each")
     out.print(f"sent {found['sent_bytes']:,} bytes of vertices, predicted {found['predicted_sent_bytes']:,}")
     if given.out:
         files = [f"{given.out}/weights-{rank}.npz" for rank in range(stages)]

@@ -10,7 +10,9 @@ import numpy as np
 import torch
 
 from meshwright.errors import MeshwrightError
+from meshwright.run import launch
 from meshwright.run.networks.train import DividedNetwork, GraphData, StageOfNetwork
+from meshwright.run.pass_progress import PassProgress
 from meshwright.run.world import World, add_up
 from meshwright.spec.edge_files import UNREADABLE, arrays, read_edges, why_unreadable
 from meshwright.spec.graphs import GraphNetwork
@@ -63,15 +65,21 @@ def train_network(
     out: str,
 ) -> dict[str, Any]:
     """Train the part of one process and return the loss of every epoch, the seconds and the bytes of vertices that all
-    processes sent; each writes the weights it has trained into `out`, where that is said."""
+    processes sent; each writes the weights it has trained into `out`, where that is said. A job that is
+    asked to stop ends behind an epoch."""
     data = read_graph(path, model, double)
     if stages > 1:
         trainer = StageOfNetwork(model, data, seed, lr, world.rank, world.size, chunks, schedule)
     else:
         trainer = DividedNetwork(model, data, seed, lr, world.rank, world.size)
     add_up(torch.zeros(1))  # all begin together
-    begun = time.perf_counter()
-    losses = [trainer.epoch() for _ in range(epochs)]
+    begun, progress = time.perf_counter(), PassProgress(world.first, epochs, "epoch")
+    losses: list[float] = []
+    for number in range(epochs):
+        losses.append(trainer.epoch())
+        progress(number, losses[-1])
+        if float(add_up(torch.tensor([float(launch.stop.requested)]))):
+            break
     seconds = time.perf_counter() - begun
     sent = torch.tensor(trainer.counted[0], dtype=torch.int64)
     add_up(sent)

@@ -11,6 +11,7 @@ import torch
 
 from meshwright.assign.buckets import Round
 from meshwright.run.nodes.train import Hyper, NodeTrainer
+from meshwright.run.pass_progress import PassProgress
 from meshwright.run.world import World, add_up
 from meshwright.spec.edge_files import read_edges
 from meshwright.spec.edge_samples import EdgeSamples
@@ -32,7 +33,7 @@ def train_nodes(
 ) -> dict[str, Any]:
     """Train the part of one process and return, on the first one, the loss of every pass, the samples, the seconds and
     the bytes of partitions that were sent, and read and written in `drives`; it writes the vectors into `out`, where
-    that is said."""
+    that is said. A job that is asked to stop ends behind a pass, with what it has trained."""
     edges = read_edges(data, model.nodes, model.relations)
     trainer = NodeTrainer(model, work, hyper, rounds, partitions, edges, passes, world.rank, drives, ahead)
     losses, samples = [], []
@@ -40,9 +41,10 @@ def train_nodes(
     def ended(number: int, loss: float, count: int) -> None:
         losses.append(loss)
         samples.append(count)
+        progress(number, loss)
 
     add_up(torch.zeros(1))  # all begin together
-    begun = time.perf_counter()
+    begun, progress = time.perf_counter(), PassProgress(world.first, passes)
     trainer.train(ended)
     seconds = time.perf_counter() - begun
     stored = (trainer.kept.read_bytes, trainer.kept.written_bytes) if drives else (0, 0)

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from meshwright.assign.buckets import EdgeBucket, Round, Stay, needed, stays
+from meshwright.run import launch
 from meshwright.run.nodes.edges import SortedEdges, Walks, by_bucket
 from meshwright.run.nodes.parts import DriveParts, NodePart, unpacked
 from meshwright.run.world import add_up
@@ -239,14 +240,31 @@ class NodeTrainer:
         self.moved_bytes = 0
 
     def train(self, ended: Callable[[int, float, int], Any] = lambda number, loss, samples: None) -> None:
-        """Train all passes; `ended` is called behind each with its number, the loss a sample and the samples of it."""
+        """Train all passes; `ended` is called behind each with its number, the loss a sample and the samples of it.
+        Where a process is asked to stop, all end behind the pass, and partitions go back to where they are kept."""
         for number in range(self.passes):
             pool = self.pools.of(number, number + 1 == self.passes)
-            told = torch.zeros(2, dtype=torch.float64)
+            told, last = torch.zeros(3, dtype=torch.float64), 0
             for place in range(len(self.rounds)):
-                told += torch.tensor(self._round(number, number * len(self.rounds) + place, pool), dtype=torch.float64)
-            loss, samples = add_up(told).tolist()
+                last = number * len(self.rounds) + place
+                told[:2] += torch.tensor(self._round(number, last, pool), dtype=torch.float64)
+            told[2] = float(launch.stop.requested)
+            loss, samples, asked = add_up(told).tolist()
             ended(number, loss / max(1.0, samples), int(samples))
+            if asked:
+                self._return(last)
+                return
+
+    def _return(self, last: int) -> None:
+        """Bring every partition back that is out behind the round `last`."""
+        out: dict[int, int] = {}
+        for at in range(last + 1):
+            for machine, stay in self.stays.get(at, ()):
+                out |= dict.fromkeys(stay.loads, machine)
+                for item in stay.stores:
+                    out.pop(item, None)
+        for item, machine in sorted(out.items()):
+            self._moved(item, item % self.size, machine, back=True)
 
     def _round(self, number: int, at: int, pool: SortedEdges) -> tuple[float, int]:
         """One round: partitions to whom they are for, training, and back. Return the loss and samples of this rank."""
