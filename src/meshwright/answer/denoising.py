@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from math import exp
-from statistics import NormalDist
 from typing import Any
 
 import msgspec
 
 from meshwright.answer.feature_maps import convolution_assumptions
-from meshwright.answer.intervals import LEAST_SIGMA
 from meshwright.answer.metrics import Metric
-from meshwright.answer.prediction import FORMAT_VERSION, Assumption, RankMemory
+from meshwright.answer.prediction import Assumption, RankMemory
+from meshwright.answer.whole_answer import limits, plain, rank_memory, timed
 from meshwright.cost import Costs, load_framework, standard
 from meshwright.errors import MeshwrightError
 from meshwright.lower.denoising import DenoisingStep, denoising_step
@@ -23,9 +21,6 @@ from meshwright.simulate.denoise import DenoisedTimes, denoised
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.denoise import Denoise
 from meshwright.spec.model import Model
-
-#: Quantile of an 80% interval in standard deviations.
-OUTER = NormalDist().inv_cdf(0.9)
 
 
 class DenoisingPrediction(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,35 +48,30 @@ class DenoisingPrediction(msgspec.Struct, frozen=True, kw_only=True):
         return self.denoise.images / self.latency.value
 
     @property
+    def peak_memory_bytes(self) -> float:
+        """Bytes of the fullest rank."""
+        return max(rank.peak_bytes for rank in self.memory)
+
+    @property
     def exposed_s(self) -> float:
         """Seconds of a step in the steady state in which the busiest rank waits."""
         return max(0.0, self.times.step_s - self.times.computed_s)
 
     def to_json(self) -> dict[str, Any]:
         """Return the answer as plain values."""
-        low, high = self.latency.interval or (self.latency.value, self.latency.value)
         return {
-            "format_version": FORMAT_VERSION,
-            "model": self.model.name,
-            "cluster": self.cluster.name,
+            **plain(self),
+            **limits("latency", self.latency),
             "denoise": self.denoise.text(),
-            "plan": self.plan.text(),
-            "fits": self.fits,
-            "latency_s": self.latency.value,
-            "latency_interval_s": [low, high],
             "images_per_s": self.images_per_s,
             "step_s": self.times.step_s,
             "waiting_step_s": self.times.waiting_s,
             "exposed_s": self.exposed_s,
             "exchanged_bytes": self.times.sent_bytes,
-            "peak_memory_bytes": max(rank.peak_bytes for rank in self.memory),
-            "assumptions": msgspec.to_builtins(self.assumptions),
-            "warnings": list(self.cautions),
         }
 
     def __str__(self) -> str:
-        held = gibibytes(max(rank.peak_bytes for rank in self.memory))
-        return f"{self.denoise.text()} in {seconds(self.latency.value)}, {held} a device"
+        return f"{self.denoise.text()} in {seconds(self.latency.value)}, {gibibytes(self.peak_memory_bytes)} a device"
 
 
 def predict_denoising(
@@ -111,15 +101,13 @@ def predict_denoising(
     step = denoising_step(plan, model, cluster, train)
     stale = plan.denoising.stale
     times = denoised(step, costs, steps=denoise.steps, warmup=denoise.warmup, stale=stale)
-    sigma = max(LEAST_SIGMA, times.sigma, costs.framework.step_sigma)
-    low, high = (times.total_s * exp(sign * OUTER * sigma) for sign in (-1, 1))
     return DenoisingPrediction(
         model=model,
         cluster=cluster,
         denoise=denoise,
         plan=plan,
         times=times,
-        latency=Metric(times.total_s, (low, high)),
+        latency=timed(times.total_s, times.sigma, costs),
         memory=_memory(step, plan, cluster),
         assumptions=(*_assumptions(denoise, model, stale), *convolution_assumptions(model, train, plan)),
         cautions=_cautions(plan),
@@ -127,20 +115,10 @@ def predict_denoising(
 
 
 def _memory(step: DenoisingStep, plan: Plan, cluster: Cluster) -> tuple[RankMemory, ...]:
-    device, found = cluster.islands[0].device, []
+    copies, found = plan.layout.num_ranks // len(step.weights), []
     for rank, weights in enumerate(step.weights):
         held = {"parameters": weights, "activations": step.working, "stale keys and values": step.kept}
-        alive = {name: size for name, size in held.items() if size}
-        found.append(
-            RankMemory(
-                rank=f"rank {rank}",
-                multiplicity=plan.layout.num_ranks // len(step.weights),
-                capacity_bytes=float(device.memory_bytes),
-                peak_bytes=sum(alive.values()),
-                at_s=0.0,
-                alive=alive,
-            )
-        )
+        found.append(rank_memory(f"rank {rank}", copies, held, cluster))
     return tuple(found)
 
 

@@ -3,16 +3,14 @@ assumed."""
 
 from __future__ import annotations
 
-from math import exp
 from typing import Any
 
 import msgspec
 
-from meshwright.answer.intervals import LEAST_SIGMA
 from meshwright.answer.metrics import Metric
-from meshwright.answer.prediction import FORMAT_VERSION, Assumption, RankMemory
+from meshwright.answer.prediction import Assumption, RankMemory
 from meshwright.answer.provenance import identity
-from meshwright.answer.recommending import OUTER
+from meshwright.answer.whole_answer import limits, plain, rank_memory, timed
 from meshwright.cost import Costs, load_framework, standard
 from meshwright.errors import MeshwrightError
 from meshwright.plan import Plan
@@ -69,17 +67,11 @@ class NetworkPrediction(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_json(self) -> dict[str, Any]:
         """Return the answer as plain values."""
-        low, high = self.epoch.interval or (self.epoch_s, self.epoch_s)
         lowered = self.times.lowered
         return {
-            "format_version": FORMAT_VERSION,
-            "model": self.model.name,
-            "cluster": self.cluster.name,
+            **plain(self),
+            **limits("epoch", self.epoch),
             "train": self.work.text(),
-            "plan": self.plan.text(),
-            "fits": self.fits,
-            "epoch_s": self.epoch_s,
-            "epoch_interval_s": [low, high],
             "total_s": self.total_s,
             "attribution_s": self.times.places,
             "exchange_s": self.exchange_s,
@@ -88,10 +80,7 @@ class NetworkPrediction(msgspec.Struct, frozen=True, kw_only=True):
             "boundary_bytes": lowered.boundary_bytes,
             "stage_bytes": lowered.stage_bytes,
             "layers": list(lowered.layers),
-            "peak_memory_bytes": self.peak_memory_bytes,
             "memory": msgspec.to_builtins(self.memory),
-            "assumptions": msgspec.to_builtins(self.assumptions),
-            "warnings": list(self.cautions),
             "identity": msgspec.to_builtins(self.times.timeline.identity),
         }
 
@@ -116,15 +105,13 @@ def predict_graph_network(
     times = time_network(model, plan, cluster, work, costs)
     known = identity(model, cluster, work, plan, costs, times.lowered.graph)
     times = msgspec.structs.replace(times, timeline=msgspec.structs.replace(times.timeline, identity=known))
-    sigma = max(LEAST_SIGMA, times.sigma, costs.framework.step_sigma)
-    low, high = (times.seconds * exp(sign * OUTER * sigma) for sign in (-1, 1))
     return NetworkPrediction(
         model=model,
         cluster=cluster,
         work=work,
         plan=plan,
         times=times,
-        epoch=Metric(times.seconds, (low, high)),
+        epoch=timed(times.seconds, times.sigma, costs),
         memory=_memory(times, cluster, costs),
         assumptions=_assumptions(work, plan, times, costs),
         cautions=_cautions(plan),
@@ -137,17 +124,7 @@ def _memory(times: NetworkTimes, cluster: Cluster, costs: Costs) -> tuple[RankMe
         held = dict(kept)
         held["allocator slack"] = costs.framework.allocator_slack * sum(held.values())
         held["context"] = costs.framework.context_bytes
-        held = {name: size for name, size in held.items() if size}
-        out.append(
-            RankMemory(
-                rank=rank.name,
-                multiplicity=rank.multiplicity,
-                capacity_bytes=float(cluster.islands[0].device.memory_bytes),
-                peak_bytes=sum(held.values()),
-                at_s=0.0,
-                alive=held,
-            )
-        )
+        out.append(rank_memory(rank.name, rank.multiplicity, held, cluster))
     return tuple(out)
 
 

@@ -3,16 +3,14 @@ assumed."""
 
 from __future__ import annotations
 
-from math import exp
 from typing import Any
 
 import msgspec
 
-from meshwright.answer.intervals import LEAST_SIGMA
 from meshwright.answer.metrics import Metric
-from meshwright.answer.prediction import FORMAT_VERSION, Assumption, RankMemory
+from meshwright.answer.prediction import Assumption, RankMemory
 from meshwright.answer.provenance import identity
-from meshwright.answer.recommending import OUTER
+from meshwright.answer.whole_answer import limits, plain, rank_memory, timed
 from meshwright.cost import Costs, load_framework, standard
 from meshwright.errors import MeshwrightError
 from meshwright.lower.bucket_training import READ_NS
@@ -76,31 +74,22 @@ class NodePrediction(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_json(self) -> dict[str, Any]:
         """Return the answer as plain values."""
-        low, high = self.total.interval or (self.total_s, self.total_s)
         lowered = self.times.lowered
         return {
-            "format_version": FORMAT_VERSION,
-            "model": self.model.name,
-            "cluster": self.cluster.name,
+            **plain(self),
+            **limits("total", self.total),
             "train": self.work.text(),
-            "plan": self.plan.text(),
-            "fits": self.fits,
-            "total_s": self.total_s,
-            "total_interval_s": [low, high],
             "epoch_s": self.epoch_s,
             "pass_s": self.times.pass_s,
             "first_pass_s": self.times.first_s,
             "passes": self.passes,
             "samples_per_s": self.samples_per_s,
             "attribution_s": self.times.places,
-            "peak_memory_bytes": self.peak_memory_bytes,
             "memory": msgspec.to_builtins(self.memory),
             "host_bytes": self.host_bytes,
             "partition_bytes": lowered.item_bytes,
             "swapped_bytes": self.swapped_bytes,
             "rounds": [[list(b) if b is not None else None for b in one] for one in lowered.rounds],
-            "assumptions": msgspec.to_builtins(self.assumptions),
-            "warnings": list(self.cautions),
             "identity": msgspec.to_builtins(self.times.timeline.identity),
         }
 
@@ -126,8 +115,6 @@ def predict_node_embedding(
     times = msgspec.structs.replace(times, timeline=msgspec.structs.replace(times.timeline, identity=known))
     passes = work.epochs * model.edges / (times.lowered.samples * plan.buckets.partitions**2)
     seconds = times.first_s * min(1.0, passes) + times.pass_s * max(0.0, passes - 1)
-    sigma = max(LEAST_SIGMA, times.sigma, costs.framework.step_sigma)
-    low, high = (seconds * exp(sign * OUTER * sigma) for sign in (-1, 1))
     return NodePrediction(
         model=model,
         cluster=cluster,
@@ -135,7 +122,7 @@ def predict_node_embedding(
         plan=plan,
         times=times,
         passes=passes,
-        total=Metric(seconds, (low, high)),
+        total=timed(seconds, times.sigma, costs),
         memory=_memory(times, plan, cluster, costs),
         host_bytes=times.lowered.host,
         assumptions=_assumptions(model, cluster, work, plan, costs),
@@ -144,20 +131,11 @@ def predict_node_embedding(
 
 
 def _memory(times: BucketTimes, plan: Plan, cluster: Cluster, costs: Costs) -> RankMemory:
-    device = cluster.islands[0].device
     held = dict(times.lowered.held)
-    if not is_host(device):
+    if not is_host(cluster.islands[0].device):
         held["allocator slack"] = costs.framework.allocator_slack * sum(held.values())
         held["context"] = costs.framework.context_bytes
-    held = {name: size for name, size in held.items() if size}
-    return RankMemory(
-        rank="device",
-        multiplicity=plan.layout.dp,
-        capacity_bytes=float(device.memory_bytes),
-        peak_bytes=sum(held.values()),
-        at_s=0.0,
-        alive=held,
-    )
+    return rank_memory("device", plan.layout.dp, held, cluster)
 
 
 def _assumptions(

@@ -4,16 +4,14 @@ assumed."""
 from __future__ import annotations
 
 from collections import Counter
-from math import exp
-from statistics import NormalDist
 from typing import Any
 
 import msgspec
 
-from meshwright.answer.intervals import LEAST_SIGMA
 from meshwright.answer.metrics import Metric
-from meshwright.answer.prediction import FORMAT_VERSION, Assumption, RankMemory
+from meshwright.answer.prediction import Assumption, RankMemory
 from meshwright.answer.provenance import identity
+from meshwright.answer.whole_answer import limits, plain, rank_memory, timed
 from meshwright.assign.tables import COLUMNS, REPLICATED, ROWS, WHOLE
 from meshwright.cost import Costs, load_framework, standard
 from meshwright.errors import MeshwrightError
@@ -25,8 +23,6 @@ from meshwright.spec.cluster import Cluster
 from meshwright.spec.recommender import Recommender
 from meshwright.spec.samples import SampleBatch
 
-#: Quantile of an 80% interval in standard deviations.
-OUTER = NormalDist().inv_cdf(0.9)
 #: Ways of a table in words, in the order they are counted.
 WAYS = {WHOLE: "whole", ROWS: "by rows", COLUMNS: "by columns", REPLICATED: "replicated"}
 
@@ -98,26 +94,17 @@ class RecommendingPrediction(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_json(self) -> dict[str, Any]:
         """Return the answer as plain values."""
-        low, high = self.step_time.interval or (self.step_time.value, self.step_time.value)
         return {
-            "format_version": FORMAT_VERSION,
-            "model": self.model.name,
-            "cluster": self.cluster.name,
+            **plain(self),
+            **limits("step_time", self.step_time),
             "train": self.work.text(),
-            "plan": self.plan.text(),
-            "fits": self.fits,
-            "step_time_s": self.step_time_s,
-            "step_time_interval_s": [low, high],
             "samples_per_s": self.samples_per_s,
             "attribution_s": self.times.places,
-            "peak_memory_bytes": self.peak_memory_bytes,
             "memory": msgspec.to_builtins(self.memory),
             "tables": msgspec.to_builtins(self.tables),
             "balance_gap": self.balance_gap,
             "sent_far_bytes": self.sent_far_bytes,
             "steps_tried": self.times.tried,
-            "assumptions": msgspec.to_builtins(self.assumptions),
-            "warnings": list(self.cautions),
             "identity": msgspec.to_builtins(self.times.timeline.identity),
         }
 
@@ -144,39 +131,26 @@ def predict_recommending(
         times.timeline, identity=identity(model, cluster, work, plan, costs, times.placed.step.graph)
     )
     times = msgspec.structs.replace(times, timeline=timeline)
-    sigma, seconds = max(LEAST_SIGMA, times.sigma, costs.framework.step_sigma), times.placed.seconds
-    low, high = (seconds * exp(sign * OUTER * sigma) for sign in (-1, 1))
-    cautions = _cautions(times, plan, work)
     return RecommendingPrediction(
         model=model,
         cluster=cluster,
         work=work,
         plan=plan,
         times=times,
-        step_time=Metric(seconds, (low, high)),
+        step_time=timed(times.placed.seconds, times.sigma, costs),
         memory=_memory(times, cluster),
         tables=_tables(times, model),
         assumptions=_assumptions(model, work, plan, costs),
-        cautions=cautions,
+        cautions=_cautions(times, plan, work),
     )
 
 
 def _memory(times: RecommendingTimes, cluster: Cluster) -> tuple[RankMemory, ...]:
-    step, capacity = times.placed.step, float(cluster.islands[0].device.memory_bytes)
-    out = []
-    for known, ranks in zip(step.graph.streams.ranks, step.classes):
-        held = {name: size for name, size in times.placed.held[ranks[0]].items() if size}
-        out.append(
-            RankMemory(
-                rank=known.name,
-                multiplicity=known.multiplicity,
-                capacity_bytes=capacity,
-                peak_bytes=sum(held.values()),
-                at_s=0.0,
-                alive=held,
-            )
-        )
-    return tuple(out)
+    step, held = times.placed.step, times.placed.held
+    return tuple(
+        rank_memory(known.name, known.multiplicity, held[ranks[0]], cluster)
+        for known, ranks in zip(step.graph.streams.ranks, step.classes)
+    )
 
 
 def _tables(times: RecommendingTimes, model: Recommender) -> tuple[TablePlace, ...]:

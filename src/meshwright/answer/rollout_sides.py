@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import Counter
 from math import ceil, log
-from statistics import NormalDist
 
 import msgspec
 import numpy as np
@@ -14,6 +13,7 @@ from meshwright.answer.predict import predict
 from meshwright.answer.prediction import Prediction
 from meshwright.answer.replica import BuiltReplica, built
 from meshwright.answer.serving_check import oversized, refused
+from meshwright.answer.whole_answer import OUTER
 from meshwright.cost import Costs
 from meshwright.cost.engine import EngineProfile
 from meshwright.errors import Diagnostic, MeshwrightError
@@ -37,8 +37,6 @@ SENT_BYTES = 2.0
 PASSES = ("F", "B", "W", "BW")
 #: State of training that stays on a device while it generates.
 KEPT = ("parameters", "optimizer")
-#: Quantile of an 80% interval in standard deviations.
-OUTER = NormalDist().inv_cdf(0.9)
 
 
 class TrainedSide(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,13 +14,13 @@ from meshwright.answer.prediction import Assumption, RankMemory
 from meshwright.answer.replica import BuiltReplica, served_by
 from meshwright.answer.rollout_answer import DevicesSpent, RolloutPrediction, SplitOfDevices
 from meshwright.answer.rollout_sides import (
-    OUTER,
     ParametersSent,
     TrainedSide,
     generating_replica,
     sending,
     trained_side,
 )
+from meshwright.answer.whole_answer import OUTER
 from meshwright.cost import Costs
 from meshwright.cost.engine import engine_profile
 from meshwright.cost.standard import serving_costs

@@ -4,32 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
-from meshwright.cli import options
-from meshwright.cli.output import console, note, print_json, unwritable
-from meshwright.cli.question import GOAL, WANTED, WORLD, Question, beside, path_of
-from meshwright.cli.sheets import show, unwritable_files
-from meshwright.errors import Diagnostic, MeshwrightError
+from meshwright.cli.question import WANTED, Question, path_of
+from meshwright.cli.sheets import PartsRead, limits, of_others, show, show_found, unsearchable, unwritable_files
+from meshwright.errors import Diagnostic
 from meshwright.spec.graph_epochs import GraphEpochs, parse_graph_epochs
 
-#: What such a question needs, and how it is written.
-NEEDED = {
-    "model": WANTED["model"],
-    "on": WANTED["on"],
-    "train": "--train batch=1000,negatives=100,shared=50",
-    "plan": '--plan "partitions=16"',
-}
+#: What such a question needs, and how it is written; a prediction needs a plan besides.
+NEEDED = {"model": WANTED["model"], "on": WANTED["on"], "train": "--train batch=1000,negatives=100,shared=50"}
+PLANNED = {"plan": '--plan "partitions=16"'}
 #: What of it is written otherwise for a network over a whole graph.
 OF_NETWORKS = {"train": "--train epochs=100", "plan": '--plan "dp8"'}
-#: Options of other questions, by command.
-OTHERS = {
-    "predict": ("job_trace", "records", "slo", "engine_profile"),
-    "search": (
-        *("slo", "day", "rates", "goodput", "for_", "headroom", "risk", "robust", "runnable", "strategy", "objective"),
-        *("pareto", "variants", "pick", "report", "plot", "store"),
-    ),
-}
+NOUN = "a model of a graph"
 
 
 def is_of_graph(question: Question) -> bool:
@@ -45,8 +30,10 @@ def predict_graph(question: Question, given: Any, wrong: list[Diagnostic]) -> in
     Raises:
         MeshwrightError: everything that is wrong with the question, at once.
     """
-    wrong = [*wrong, *_of_others(question, given, "predict"), *unwritable_files(given)]
-    model, cluster, work, costs, plan = _read(question, wrong, "predict")
+    wrong = [*wrong, *of_others(question, given, "predict", NOUN), *unwritable_files(given)]
+    reading = PartsRead(question, wrong)
+    parts = _read(reading, NEEDED | PLANNED, "predict")
+    model, cluster, work, costs, plan = reading.done(*parts, reading.plan())
     if isinstance(work, GraphEpochs):
         from meshwright.answer.graph_network import predict_graph_network as predict
         from meshwright.report.graph_network_sheet import sheet
@@ -62,76 +49,28 @@ def search_graph(question: Question, given: Any, wrong: list[Diagnostic]) -> int
     Raises:
         MeshwrightError: everything that is wrong with the question, at once.
     """
-    wrong = [*wrong, *_of_others(question, given, "search"), *unwritable(given.save, "--save")]
-    if given.top and not (given.top.isdecimal() and int(given.top)):
-        wrong.append(Diagnostic(code="R002", message=f"{given.top!r} is not a count", place=f"--top {given.top}"))
-    model, cluster, work, costs, _ = _read(question, wrong, "search")
+    reading = PartsRead(question, [*wrong, *of_others(question, given, "search", NOUN), *unsearchable(given)])
+    model, cluster, work, costs = reading.done(*_read(reading, NEEDED, "search"))
+    from meshwright.report.graphs_sheet import render_best
     from meshwright.search.graphs import find_graph
 
-    limits = {name: getattr(given, name) for name in ("fix", "bound", "exclude", "allow")}
-    found = find_graph(model, cluster, work, costs=costs, top=int(given.top or 5), **limits)
-    if given.json:
-        print_json(found.to_json())
-    else:
-        from meshwright.report.graphs_sheet import render_found
-
-        render_found(found, console())
-    if given.save:
-        from meshwright.plan.toml import save
-
-        said = {field: getattr(question, field) for field in ("model", "on", "framework") if getattr(question, field)}
-        said = {field: beside(path_of(text, question.base), given.save) for field, text in said.items()}
-        save(found.best[0].plan, given.save, said | {"train": work.text()})
-        note(f"wrote {given.save}: meshwright predict {given.save} says more")
-    return 0 if found.fits else 1
+    found = find_graph(model, cluster, work, costs=costs, **limits(given))
+    return show_found(found, render_best, question, given, work.text())
 
 
-def _read(question: Question, wrong: list[Diagnostic], command: str) -> list[Any]:
-    """Model, cluster, workload, costs (None where no framework is named) and plan."""
-    from meshwright.plan import parse
-    from meshwright.spec.cluster import load
-    from meshwright.spec.cluster_range import is_range
+def _read(reading: PartsRead, needed: dict[str, str], command: str) -> tuple[Any, ...]:
+    """Model, cluster, workload and costs (None where no framework is named); what is `needed` and not said is noted."""
     from meshwright.spec.edge_samples import parse_edge_samples
     from meshwright.spec.graphs import GraphNetwork, load_graph_model
 
-    wrong = [*wrong]
-
-    def read(text: str, reader: Any) -> Any:
-        try:
-            return reader() if text else None
-        except MeshwrightError as error:
-            wrong.extend(error.diagnostics)
-            return None
-
-    def costs() -> Any:
-        from meshwright.cost import load_framework, standard
-
-        return standard(load_framework(question.framework))
-
-    if is_range(question.on):
-        message = f"{question.on!r} is a range of clusters, and buckets are trained on one"
-        wrong.append(Diagnostic(code="B005", message=message, place=f"--on {question.on}", help="say one cluster"))
-    model = read(question.model, lambda: load_graph_model(path_of(question.model, question.base)))
+    asked = reading.question
+    model = reading.part(asked.model, lambda: load_graph_model(reading.path(asked.model)))
     whole = isinstance(model, GraphNetwork)
-    needed = NEEDED | (OF_NETWORKS if whole else {})
-    needed = needed if command == "predict" else {name: needed[name] for name in ("model", "on", "train")}
-    wrong += options.missing(msgspec.structs.asdict(question), needed, command=command)
-    parts = [
+    reading.missing({name: OF_NETWORKS.get(name, how) if whole else how for name, how in needed.items()}, command)
+    parse = parse_graph_epochs if whole else parse_edge_samples
+    return (
         model,
-        None if is_range(question.on) else read(question.on, lambda: load(path_of(question.on, question.base))),
-        read(question.train, lambda: (parse_graph_epochs if whole else parse_edge_samples)(question.train)),
-        read(question.framework, costs),
-        read(question.plan, lambda: parse(path_of(question.plan, question.base))),
-    ]
-    if wrong:
-        raise MeshwrightError(wrong)
-    return parts
-
-
-def _of_others(question: Question, given: Any, command: str) -> list[Diagnostic]:
-    """X004 for what is of other questions."""
-    said = [f"--{name}" for name in (*GOAL, *WORLD, "serve", "denoise", "rollout") if getattr(question, name)]
-    said += [f"--{name.strip('_').replace('_', '-')}" for name in OTHERS[command] if getattr(given, name, "")]
-    message = "says nothing of a model of a graph"
-    place = f"meshwright {command}"
-    return [Diagnostic(code="X004", message=f"{name} {message}", place=place, help="drop it") for name in said]
+        reading.cluster("buckets are trained"),
+        reading.part(asked.train, lambda: parse(asked.train)),
+        reading.costs(),
+    )

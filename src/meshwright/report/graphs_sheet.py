@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.text import Text
 
 from meshwright.answer.graph_network import NetworkPrediction
 from meshwright.quantity import gibibytes, seconds
 from meshwright.report import graph_network_sheet, node_embedding_sheet
-from meshwright.report.page import Page
-from meshwright.report.sheet_text import render
-from meshwright.search.graphs import FoundGraph
+from meshwright.report.sheet_text import render_found
+from meshwright.search.listed import FoundPlans
 
 
-def render_found(found: FoundGraph, console: Console) -> None:
+def render_best(found: FoundPlans, console: Console) -> None:
     """Print the best plans of a search to `console`, and the first of them in full."""
-    with Page(console) as page:
-        page.print(Text(f"{found.evaluated} plans, the best:", "bold"))
-        rows = [tuple(Text(word, "dim") for word in ("all epochs", "an epoch", "a device", "", "plan"))]
-        for one in found.best:
-            held, fits = gibibytes(one.peak_memory_bytes), "fits" if one.fits else "does not fit"
-            rows.append(tuple(map(Text, (seconds(one.total_s), seconds(one.epoch_s), held, fits, one.plan.text()))))
-        page.rows(rows)
-        page.print()
+    rows = []
+    for one in found.best:
+        held, fits = gibibytes(one.peak_memory_bytes), "fits" if one.fits else "does not fit"
+        rows.append((seconds(one.total_s), seconds(one.epoch_s), held, fits, one.plan.text()))
     whole = isinstance(found.best[0], NetworkPrediction)
-    render((graph_network_sheet if whole else node_embedding_sheet).sheet(found.best[0]), console)
+    first = (graph_network_sheet if whole else node_embedding_sheet).sheet(found.best[0])
+    render_found(found.evaluated, ("all epochs", "an epoch", "a device", "", "plan"), rows, first, console)

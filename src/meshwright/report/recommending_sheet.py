@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.text import Text
 
 from meshwright.answer.recommending import RecommendingPrediction
 from meshwright.quantity import gibibytes, seconds
-from meshwright.report.page import Page
 from meshwright.report.sheet import Sheet, SheetGrid, Spent, fullest, headline
-from meshwright.report.sheet_text import grid, printed
-from meshwright.search.recommending import FoundRecommending
+from meshwright.report.sheet_text import render_found
+from meshwright.search.listed import FoundPlans
 from meshwright.simulate.recommending import PLACES
 
 #: Tables that are listed, the largest first, and ranks of one.
@@ -41,17 +39,14 @@ def sheet(prediction: RecommendingPrediction) -> Sheet:
     )
 
 
-def render_found(found: FoundRecommending, console: Console) -> None:
+def render_best(found: FoundPlans, console: Console) -> None:
     """Print the best plans of a search, and the first of them in full."""
     rows = []
     for one in found.best:
         held, fits = gibibytes(one.peak_memory_bytes), "fits" if one.fits else "does not fit"
         rows.append((seconds(one.step_time_s), f"{one.samples_per_s:,.0f}", held, fits, one.plan.text()))
-    with Page(console) as page:
-        page.print(Text(f"{found.evaluated} plans, the best:", "bold"))
-        grid(SheetGrid("", ("step", "samples/s", "fullest rank", "", "plan"), rows), page)
-        page.print()
-        printed(sheet(found.best[0]), page)
+    heads = ("step", "samples/s", "fullest rank", "", "plan")
+    render_found(found.evaluated, heads, rows, sheet(found.best[0]), console)
 
 
 def _tables(prediction: RecommendingPrediction) -> SheetGrid:

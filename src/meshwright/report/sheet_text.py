@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.text import Text
 
@@ -35,6 +37,17 @@ def printed(sheet: Sheet, page: Page) -> None:
         said = f"{one.value} ({one.source})" if one.source else one.value
         rows.append((Text(one.name, "yellow" if one.flagged else "dim"), Text(said)))
     page.rows(rows)
+
+
+def render_found(
+    evaluated: int, heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], best: Sheet, console: Console
+) -> None:
+    """Print the best of so many plans that a search evaluated, and the first of them in full."""
+    with Page(console) as page:
+        page.print(Text(f"{evaluated} plans, the best:", "bold"))
+        grid(SheetGrid("", heads, rows), page)
+        page.print()
+        printed(best, page)
 
 
 def grid(section: SheetGrid, page: Page) -> None:

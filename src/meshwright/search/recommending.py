@@ -8,14 +8,13 @@ from typing import Any
 
 import msgspec
 
-from meshwright.answer.prediction import FORMAT_VERSION
-from meshwright.answer.recommending import RecommendingPrediction, predict_recommending
+from meshwright.answer.recommending import predict_recommending
 from meshwright.cost import Costs
-from meshwright.errors import MeshwrightError
 from meshwright.plan import Plan
 from meshwright.plan.facets import fields
 from meshwright.plan.facets.embeddings import AUTO, COLUMN, NO_TOWERS, NODE, ROW, TABLE, Embeddings
 from meshwright.plan.recommender_rules import recommender_violations
+from meshwright.search.listed import FoundPlans, best_of
 from meshwright.search.restrict import restricted
 from meshwright.search.space import Space
 from meshwright.spec.cluster import Cluster
@@ -34,27 +33,6 @@ SPACE: dict[str, tuple[Any, ...]] = {
 }
 
 
-class FoundRecommending(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of a search: the ``best`` plans, those that fit first, by step time; how many were ``evaluated``."""
-
-    best: tuple[RecommendingPrediction, ...]
-    evaluated: int
-
-    @property
-    def fits(self) -> bool:
-        """Whether any plan fits."""
-        return bool(self.best) and self.best[0].fits
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the answer as plain values."""
-        return {
-            "format_version": FORMAT_VERSION,
-            "fits": self.fits,
-            "evaluated": self.evaluated,
-            "best": [one.to_json() for one in self.best],
-        }
-
-
 def find_recommending(
     model: Recommender,
     cluster: Cluster,
@@ -66,7 +44,7 @@ def find_recommending(
     bound: Iterable[str] = (),
     exclude: Iterable[str] = (),
     allow: Iterable[str] = (),
-) -> FoundRecommending:
+) -> FoundPlans:
     """Predict every legal plan of :data:`SPACE` under the restrictions, and return the `top` best.
 
     Raises:
@@ -80,10 +58,10 @@ def find_recommending(
         said = said if said.way == COLUMN else msgspec.structs.replace(said, columns=Embeddings().columns)
         said = msgspec.structs.replace(said, small=0) if said.way == AUTO and 0 in (space["small"] or ()) else said
         plans[said] = Plan(embeddings=said).on(cluster.num_devices)
-    wrong = {said: recommender_violations(plan, model, cluster, work) for said, plan in plans.items()}
-    legal = [plan for said, plan in plans.items() if not wrong[said]]
-    if not legal:
-        raise MeshwrightError(min(wrong.values(), key=len))
-    answers = [predict_recommending(model, cluster, work, plan, costs=costs) for plan in legal]
-    answers.sort(key=lambda one: (not one.fits, one.step_time_s if one.fits else one.peak_memory_bytes))
-    return FoundRecommending(best=tuple(answers[:top]), evaluated=len(answers))
+    return best_of(
+        plans.values(),
+        check=lambda plan: recommender_violations(plan, model, cluster, work),
+        predict=lambda plan: predict_recommending(model, cluster, work, plan, costs=costs),
+        seconds=lambda one: one.step_time_s,
+        top=top,
+    )

@@ -16,16 +16,14 @@ product, and multiplies it with weights that all vertices share::
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from meshwright import catalog
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
+from meshwright.spec.catalog_models import CatalogModels, ModelKind
 
 #: The architecture that a file names.
 NODES = "NodeEmbedding"
@@ -112,55 +110,6 @@ class GraphNetwork(msgspec.Struct, frozen=True, kw_only=True):
 GraphModel = NodeEmbedding | GraphNetwork
 
 
-def is_graph_model(text: str) -> bool:
-    """Whether a text names a model of a graph of the catalog, or a JSON file of one."""
-    if text.lower() in _names():
-        return True
-    if not text.endswith(".json"):
-        return False
-    try:
-        found = json.loads(Path(text).expanduser().read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError, RuntimeError):
-        return False
-    return isinstance(found, dict) and found.get("architectures") in ([name] for name in _readers())
-
-
-def known_graph_models() -> tuple[str, ...]:
-    """Names and aliases of the catalog's models of graphs."""
-    return tuple(_names())
-
-
-@cache
-def _names() -> dict[str, str]:
-    """Every name and alias in small letters -> the entry that it means."""
-    found = {name: name for name in catalog.names("graphs")}
-    return found | {alias: name for name in found for alias in _entry(name).get("_aliases", ())}
-
-
-@cache
-def _entry(name: str) -> dict[str, Any]:
-    return json.loads(catalog.folder("graphs").joinpath(f"{name}.json").read_text(encoding="utf-8"))
-
-
-def load_graph_model(text: str) -> GraphModel:
-    """Return the model of a catalog name or alias, or of the path of a JSON file.
-
-    Raises:
-        MeshwrightError: M011 for a name that is none, an unreadable file, and everything wrong in one.
-    """
-    name = _names().get(text.lower())
-    if name is not None:
-        return read_graph_model(_entry(name), name=name, place=f"catalog/graphs/{name}.json")
-    try:
-        found = json.loads(Path(text).expanduser().read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError, RuntimeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)[:120]
-        help = f"{nearest(text[:80], list(_names()))}, or the path of a JSON file"
-        message = f"no model of a graph {text[:80]!r}: {reason}"
-        raise MeshwrightError.one("M011", message, place=f"model {text[:80]}", help=help) from None
-    return read_graph_model(found, name=Path(text).stem, place=text)
-
-
 def read_graph_model(config: Mapping[str, Any], *, name: str = "graph", place: str = "config") -> GraphModel:
     """Return the model of a parsed file; `name` and `place` appear in its errors.
 
@@ -216,3 +165,25 @@ def _readers() -> dict[str, tuple[dict[str, Any], tuple[str, ...], Any]]:
     layer = {"layer": (lambda value: value in LAYERS, f"one of {', '.join(LAYERS)}")}
     network = dict.fromkeys((*wanted, "heads"), _COUNT) | layer | {"layers": _LAYERS}
     return {NODES: (_NODE_KEYS, ("nodes", "edges", "dim"), NodeEmbedding), NETWORK: (network, wanted, GraphNetwork)}
+
+
+_MODELS = CatalogModels(ModelKind("model of a graph", "graphs", (NODES, NETWORK), "M011", read_graph_model))
+
+
+def is_graph_model(text: str) -> bool:
+    """Whether a text names a model of a graph of the catalog, or a JSON file of one."""
+    return _MODELS.named(text)
+
+
+def known_graph_models() -> tuple[str, ...]:
+    """Names and aliases of the catalog's models of graphs."""
+    return tuple(_MODELS.names)
+
+
+def load_graph_model(text: str) -> GraphModel:
+    """Return a model of a graph by its catalog name or alias, or the path of its JSON file.
+
+    Raises:
+        MeshwrightError: M011 for a name that is none, an unreadable file, and everything wrong in one.
+    """
+    return _MODELS.load(text)

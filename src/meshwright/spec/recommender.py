@@ -13,17 +13,14 @@ meet in an interaction, dot products of all pairs or low-rank cross layers (DCN-
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from meshwright import catalog
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
+from meshwright.spec.catalog_models import CatalogModels, ModelKind
 
 #: The architecture that a file names.
 ARCHITECTURE = "DLRM"
@@ -107,56 +104,6 @@ class Recommender(msgspec.Struct, frozen=True, kw_only=True):
         return self.table_params + self.dense_params()
 
 
-def is_recommender(text: str) -> bool:
-    """Whether a text names a recommendation model of the catalog, or a JSON file of one."""
-    if text.lower() in _names():
-        return True
-    if not text.endswith(".json"):
-        return False
-    try:
-        with Path(text).expanduser().open(encoding="utf-8-sig") as file:
-            found = json.load(file)
-    except (OSError, ValueError, RecursionError, RuntimeError):
-        return False
-    return isinstance(found, dict) and found.get("architectures") == [ARCHITECTURE]
-
-
-def known_recommenders() -> tuple[str, ...]:
-    """Names and aliases of the catalog's recommendation models."""
-    return tuple(_names())
-
-
-@cache
-def _names() -> dict[str, str]:
-    """Every name and alias in small letters -> the entry that it means."""
-    found = {name: name for name in catalog.names("recommenders")}
-    return found | {alias: name for name in catalog.names("recommenders") for alias in _entry(name)["_aliases"]}
-
-
-@cache
-def _entry(name: str) -> dict[str, Any]:
-    return json.loads(catalog.folder("recommenders").joinpath(f"{name}.json").read_text(encoding="utf-8"))
-
-
-def load_recommender(text: str) -> Recommender:
-    """Return the recommendation model of a catalog name or alias, or of the path of a JSON file.
-
-    Raises:
-        MeshwrightError: M010 for a name that is none, an unreadable file, and everything wrong in one.
-    """
-    name = _names().get(text.lower())
-    if name is not None:
-        return read_recommender(_entry(name), name=name, place=f"catalog/recommenders/{name}.json")
-    try:
-        found = json.loads(Path(text).expanduser().read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError, RuntimeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)[:120]
-        help = f"{nearest(text[:80], list(_names()))}, or the path of a JSON file"
-        message = f"no recommendation model {text[:80]!r}: {reason}"
-        raise MeshwrightError.one("M010", message, place=f"model {text[:80]}", help=help) from None
-    return read_recommender(found, name=Path(text).stem, place=text)
-
-
 def read_recommender(config: Mapping[str, Any], *, name: str = "recommender", place: str = "config") -> Recommender:
     """Return the model of a parsed file; `name` and `place` appear in its errors.
 
@@ -223,3 +170,25 @@ def _numbers(value: Any) -> tuple[int, ...]:
 
 def _chained(widths: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     return tuple(pairwise(widths))
+
+
+_MODELS = CatalogModels(ModelKind("recommendation model", "recommenders", (ARCHITECTURE,), "M010", read_recommender))
+
+
+def is_recommender(text: str) -> bool:
+    """Whether a text names a recommendation model of the catalog, or a JSON file of one."""
+    return _MODELS.named(text)
+
+
+def known_recommenders() -> tuple[str, ...]:
+    """Names and aliases of the catalog's recommendation models."""
+    return tuple(_MODELS.names)
+
+
+def load_recommender(text: str) -> Recommender:
+    """Return a recommendation model by its catalog name or alias, or the path of its JSON file.
+
+    Raises:
+        MeshwrightError: M010 for a name that is none, an unreadable file, and everything wrong in one.
+    """
+    return _MODELS.load(text)
