@@ -33,6 +33,10 @@ def test_shares_of_the_published_budgets():
     assert not any(serving.get("kv_budget", name).shares(0.5, 64).exact for name in ("h2o", "scalekv", "shadowkv"))
 
 
+def test_a_share_is_never_taken_for_so_many_tokens():
+    assert [serving.get("kv_budget", "shadowkv").shares(share, 1024).read for share in (0.94, 1.0)] == [1.0, 1.0]
+
+
 def test_what_lies_on_drives_comes_as_fast_as_they_or_the_host_s_link():
     # 1 MB of a token: a rank's eighth of 52 GB/s of drives is 6.5 GB/s, of 800 GB/s 100, where copies over PCIe, at 82%
     # of 31.5, are slower

@@ -29,12 +29,12 @@ class ShadowKV(msgspec.Struct, frozen=True):
     counts: bool = False
 
     def shares(self, number: float, width: int) -> KvShares:
-        """Return the shares, of keys and values of twice `width` numbers."""
+        """Return the shares, of keys and values of twice `width` numbers; what is read is a context at most."""
         both = 2.0 * width
         landmarks = width / CHUNK / both
         keys = min(RANK, width) / both
-        fetched = number * 0.5 * (1 - KEPT)
-        return KvShares(keys + landmarks + OUTLIERS, landmarks + number + OUTLIERS, fetched, chosen=True)
+        read, fetched = landmarks + number + OUTLIERS, number * 0.5 * (1 - KEPT)
+        return KvShares(keys + landmarks + OUTLIERS, min(read, 1.0), fetched, chosen=True)
 
 
 POLICY = ShadowKV()
