@@ -135,6 +135,13 @@ def test_what_does_not_divide_a_u_net_is_refused(plan, words, code):
     assert code in {one.code for one in caught.value.diagnostics}
 
 
+@pytest.mark.parametrize("said", [{"resnet_time_scale_shift": "scale_shift"}, {"mid_block_type": None}])
+def test_a_configuration_of_another_shape_is_refused(said):
+    with pytest.raises(MeshwrightError) as caught:
+        from_config({**SMALL, **said}, name="other")
+    assert [one.code for one in caught.value.diagnostics] == ["M005"]
+
+
 def test_a_u_net_is_trained_on_images_and_not_cut_then():
     model, on = mw.load_model("sd-2-1"), mw.load_cluster("8xa100-80")
     train = mw.parse_train("batch=64,image=512")

@@ -23,7 +23,7 @@ WORDS = 77
 #: What a configuration may say besides that leaves the shape alone.
 _ASIDE = (
     *("center_input_sample", "downsample_padding", "flip_sin_to_cos", "freq_shift", "mid_block_scale_factor"),
-    *("norm_eps", "upcast_attention", "resnet_time_scale_shift", "dropout", "sample_size", "addition_time_embed_dim"),
+    *("norm_eps", "upcast_attention", "dropout", "sample_size", "addition_time_embed_dim"),
 )
 #: What would give it another shape, with the values that do not.
 _PLAIN: dict[str, tuple[Any, ...]] = {
@@ -39,6 +39,7 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "encoder_hid_dim": (),
     "time_cond_proj_dim": (),
     "time_embedding_type": ("positional",),
+    "resnet_time_scale_shift": ("default",),
 }
 
 
@@ -110,6 +111,8 @@ def unet(r: ConfigReader) -> Model:
     for key, plain in _PLAIN.items():
         if r.config.get(key) not in (None, *plain):
             r.fault("M005", f"{key} is not modelled", key, f"modelled: {', '.join(map(str, plain)) or 'none'}")
+    if r.config.get("mid_block_type", "") is None:
+        r.fault("M005", "a U-Net without a middle is not modelled", "mid_block_type", "leave it out")
     if not r.flag("use_linear_projection", default=False):
         r.notes.append("projections into transformers are convolutions of one place, which cost what linear layers do")
     r.ignore(*_ASIDE, *_PLAIN)
