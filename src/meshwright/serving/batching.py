@@ -7,7 +7,6 @@ evicted are decided apart, so that every policy works with each of them. Arrival
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -17,7 +16,7 @@ from meshwright.serving.borrowing import Borrow, Resized, borrowing, resize, ste
 from meshwright.serving.cache import CacheRules, EngineLimits, KvCache
 from meshwright.serving.chunk_cache import ChunkCache
 from meshwright.serving.cohort import Cohort
-from meshwright.serving.engine_request import EngineRequest, NewRequest
+from meshwright.serving.engine_request import EngineRequest, NewRequest, nearest_end
 from meshwright.serving.fcfs import FOR_EVER, OrderPolicy, WaitingQueue
 from meshwright.serving.fcfs import POLICY as FCFS
 from meshwright.serving.gate import AdmissionGate
@@ -141,8 +140,7 @@ class NextBatch:
         self.history, self.drafts, self.cohort = state.history, drafts, state.cohort
         self.together, self.ahead, self.closed = 0, ahead, state.gate.closed
         self.shares, self.sharing = list[Share](), list[EngineRequest]()
-        self.evicted: list[Evict] = []
-        self.admitted: list[Admit] = []
+        self.evicted, self.admitted, self._left = list[Evict](), list[Admit](), 0
 
     def next(self) -> EngineRequest | None:
         """Return who is to run next, with what the cache has of it as computed; None where nobody waits."""
@@ -156,7 +154,8 @@ class NextBatch:
         """Return the tokens to be computed of a sequence: what it needs, and guesses behind it."""
         if self.drafts is None or not one.decodes or one.done:
             return one.target - one.computed
-        return 1 + min(self.drafts.guesses(one, self.running), max(one.limit - one.generated - 1, 0))
+        self._left = self._left or nearest_end(self.running)  # until somebody comes or goes
+        return 1 + min(self.drafts.guesses(one, self._left), max(one.limit - one.generated - 1, 0))
 
     def fits(self, one: EngineRequest, tokens: int, spare: int = 0) -> bool:
         """Return whether there are blocks to hold so many tokens of a sequence, and `spare` ones beside."""
@@ -173,7 +172,7 @@ class NextBatch:
             self.cache.back(one)
         self.cache.hold(one, tokens)
         self.admitted.append(Admit(one.number, 0 if one.new.computed else one.computed))
-        one.running = True
+        one.running, self._left = True, 0
         self.running.append(one)
         return one
 
@@ -213,7 +212,7 @@ class NextBatch:
         last = self.running.pop()
         if last in self.cohort:
             self.cohort.leave(last)
-        last.running = False
+        last.running, self._left = False, 0
         self.cache.evict(last)
         self.waiting.back(last)
         self.evicted.append(Evict(last.number, last.swapped))
@@ -237,8 +236,8 @@ class DraftPolicy(Protocol):
     name: str
     title: str
 
-    def guesses(self, one: EngineRequest, running: Sequence[EngineRequest]) -> int:
-        """Return the tokens to guess of one of those that run."""
+    def guesses(self, one: EngineRequest, left: int) -> int:
+        """Return the tokens to guess of one of those that run, whose nearest to its end may say `left` ones more."""
 
 
 class BatchPolicy(Protocol):

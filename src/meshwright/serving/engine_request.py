@@ -8,6 +8,8 @@ scheduler has the idea).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 
@@ -126,3 +128,9 @@ class EngineRequest:
     def decodes(self) -> bool:
         """Whether its next iteration computes its last token alone."""
         return self._target - self._computed == 1 and self.computed > 0
+
+
+def nearest_end(running: Sequence[EngineRequest]) -> int:
+    """Return the tokens that the one nearest to its end may still say, of those that decode; at least 1."""
+    left = (one.limit - one.generated for one in running if one.decodes and not one.done)
+    return max(min(left, default=1), 1)

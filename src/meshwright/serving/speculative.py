@@ -52,12 +52,9 @@ class Drafts(msgspec.Struct, frozen=True):
     count: int = 4
     even: bool = False
 
-    def guesses(self, one: EngineRequest, running: Sequence[EngineRequest]) -> int:
+    def guesses(self, one: EngineRequest, left: int) -> int:
         """Return the tokens to guess."""
-        if not self.even:
-            return self.count
-        left = (other.limit - other.generated for other in running if other.decodes and not other.done)
-        return min(self.count, max(min(left, default=1) - 1, 1))
+        return min(self.count, max(left - 1, 1)) if self.even else self.count
 
 
 class Speculative(msgspec.Struct, frozen=True):
