@@ -44,16 +44,16 @@ def test_with_guesses_that_are_all_right_a_round_makes_all_of_them_and_one_more(
 
 
 def test_a_draft_model_that_forgets_reads_its_sequences_again_in_every_round():
-    """The rounds of above, each behind a pass of the draft model over all that there is: 0.1 s, and with a millisecond
-    a token 9 and then 14 tokens' more; its prompt is read in the first round."""
+    """The rounds of above, whose first guess comes of a pass of the draft model over all that there is: 0.1 s as any
+    other, and with a millisecond a token that of 9 and then 14 tokens; its prompt is read in the first round."""
     one = guessing(accept=1.0)
     forgets = msgspec.structs.replace(one.guessing, forgets=True)
     asked = requests((0.0, 8, 11))
     served = simulate(msgspec.structs.replace(one, guessing=forgets), asked)
-    assert served.end_s[0] == pytest.approx(1.0 + 2 * (0.1 + 1.4))
+    assert served.end_s[0] == pytest.approx(1.0 + 2 * 1.4)
     slow = msgspec.structs.replace(forgets, draft=linear_costs(base=0.1, token=0.001))
     served = simulate(msgspec.structs.replace(one, guessing=slow), asked)
-    assert served.end_s[0] == pytest.approx(1.0 + 2 * 1.5 + 0.001 * (9 + 14) + 2 * 4 * 0.001)
+    assert served.end_s[0] == pytest.approx(1.0 + 2 * 1.4 + 0.001 * (9 + 14) + 2 * 3 * 0.001)
 
 
 def test_guesses_that_are_all_wrong_cost_their_time():

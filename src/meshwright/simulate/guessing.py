@@ -48,10 +48,12 @@ class Guesses(msgspec.Struct, frozen=True, kw_only=True):
         """Return the seconds of an iteration with guesses, of which the model's own take `verify_s`."""
         guessed = [share for share in shares if share.drafted]
         contexts = [share.past + 1 for share in guessed]
-        times = GuessTimes(
-            self._step_s(contexts), verify_s, realign_s=self.realign_s * sum(contexts), targets=self.targets
-        )
-        again = self._read_s(len(contexts), sum(contexts), 0.0) if self.forgets and contexts else 0.0
+        step_s = self._step_s(contexts)
+        times = GuessTimes(step_s, verify_s, realign_s=self.realign_s * sum(contexts), targets=self.targets)
+        again = 0.0
+        if self.forgets and self.draft is not None:  # the first guess is what reading ends with
+            n = len(contexts)
+            again = self._read_s(n, sum(contexts), 0.0) + float(self.draft.sampled_s[n]) - step_s
         return again + self.policy.round_s(max(share.drafted for share in guessed), accepted, times)
 
     def prompt_s(self, shares: Sequence[Share]) -> float:
@@ -67,7 +69,7 @@ class Guesses(msgspec.Struct, frozen=True, kw_only=True):
         if self.draft is None:
             return 0.0
         most = min(tokens, self.draft.most_tokens)
-        own = float(self.draft.linear_s[most]) * (tokens / most if self.forgets else 1.0)
+        own = float(self.draft.linear_s[most]) * tokens / most
         return own + self.draft.prefilling(count, tokens / count, past)
 
     def _step_s(self, contexts: Sequence[int]) -> float:
