@@ -101,8 +101,8 @@ def beyond_positions(model: Model, train: Train) -> Iterator[Diagnostic]:
 
 
 def _image(model: Model, train: Train) -> Iterator[Diagnostic]:
-    """W009 for images of a model that reads tokens, tokens of one that reads images, and images that its maps do not
-    divide where they must."""
+    """W009 for images of a model that reads tokens, tokens of one that reads images, and images of fewer pixels a side
+    than its smallest maps are times smaller."""
     scales = [flow.scale for flow in model.flows if flow.scale]
     if not scales and train.image:
         tokens = model.flows[model.head.stream].tokens
