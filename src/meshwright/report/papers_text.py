@@ -159,7 +159,7 @@ def claims(paper: Paper) -> list[tuple[str, str]]:
         ("version", claim.version),
         ("switched on by", switch),
     )
-    return [(name, text) for name, text in (*said, ("switched on by", switch)) if text]
+    return [(name, text) for name, text in said if text]
 
 
 def tried(found: WhatIf, console: Console) -> None:
