@@ -7,9 +7,10 @@ import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from meshwright.atomic import obstacle, write_bytes
+from meshwright.atomic import obstacle, write_by, write_bytes
 from meshwright.cli.output import unwritable
 from meshwright.errors import MeshwrightError
 
@@ -170,3 +171,21 @@ def test_what_is_refused_before_the_work_is_what_writing_refuses(tmp_path):
     for path in wrong:
         (early,) = unwritable(path, "--trace")
         assert early.message == refusal(path) and early.place == f"--trace {path}"
+
+
+def test_what_a_function_writes_is_there_whole_or_not_at_all(tmp_path):
+    """Arrays that are written into an open file: after an error in the middle the old file is whole."""
+    path = tmp_path / "found.npz"
+    path.write_bytes(b"old")
+
+    def half(file):
+        file.write(DATA)
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(MeshwrightError, match=r"X104.*No space left"):
+        write_by(path, half)
+    assert path.read_bytes() == b"old" and left(tmp_path) == ["found.npz"]
+    write_by(path, lambda file: np.savez(file, one=np.arange(3)))
+    assert np.load(path)["one"].tolist() == [0, 1, 2]
+    write_bytes(path, DATA, mode=0o640)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640

@@ -170,8 +170,25 @@ def test_machine_code_that_anybody_could_have_written_is_not_run(monkeypatch, tm
     monkeypatch.setattr(Native, "_files", lambda self: [tmp_path / "kept"])
     running._made()
     assert running._kept()
-    (tmp_path / "kept").chmod(0o666)
-    assert running._kept() is None
+    for mode in (0o666, 0o664):
+        (tmp_path / "kept").chmod(mode)
+        assert running._kept() is None
+    mask = os.umask(0)  # what is kept is of this user alone whatever the mask lets others do
+    try:
+        running._made()
+    finally:
+        os.umask(mask)
+    assert running._kept()
+
+
+def test_a_cache_in_a_folder_that_nobody_may_look_into_keeps_nothing(monkeypatch, tmp_path):
+    def refused(self):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Native, "_files", lambda self: [tmp_path / "kept"])
+    assert running._keepable()
+    monkeypatch.setattr(Path, "is_dir", refused)
+    assert not running._keepable()
 
 
 def test_without_a_home_machine_code_is_kept_beside_the_source_alone(monkeypatch):

@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import stat
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from meshwright.errors import MeshwrightError
 
@@ -64,8 +65,18 @@ def is_stream(path: str | Path) -> bool:
         return False
 
 
-def write_bytes(path: str | Path, data: bytes) -> None:
-    """Write `data` to `path`.
+def write_bytes(path: str | Path, data: bytes, *, mode: int | None = None) -> None:
+    """Write `data` to `path`, as :func:`write_by` does.
+
+    Raises:
+        MeshwrightError: X104 when it cannot be written.
+        BrokenPipeError: whoever read a pipe has gone.
+    """
+    write_by(path, lambda file: file.write(data), mode=mode)
+
+
+def write_by(path: str | Path, write: Callable[[BinaryIO], Any], *, mode: int | None = None) -> None:
+    """Write to `path` what a function writes into a file that is open; a regular file gets a `mode`, where it is said.
 
     A regular file appears or is replaced at once, with its mode and, where the system lets us, its owner: a reader
     sees the old one or the new one, and after an error the old one is whole. A link stays, and what it leads to is
@@ -81,16 +92,16 @@ def write_bytes(path: str | Path, data: bytes) -> None:
         raise _refused(path, blocked)
     try:
         if is_stream(path):
-            _stream(path, data)
+            _stream(path, write)
         else:
-            _replace(_behind(path), data)
+            _replace(_behind(path), write, mode)
     except BrokenPipeError:
         raise
     except OSError as error:
         raise _refused(path, Obstacle(_said(error), "name a file in a folder that exists and has room")) from None
 
 
-def _stream(path: str | Path, data: bytes) -> None:
+def _stream(path: str | Path, write: Callable[[BinaryIO], Any]) -> None:
     number = _descriptor(path)
     if number is None:
         handle = os.open(path, os.O_WRONLY | os.O_NOCTTY)
@@ -100,13 +111,13 @@ def _stream(path: str | Path, data: bytes) -> None:
                 printed.flush()
         handle = os.dup(number)
     with os.fdopen(handle, "wb") as file:
-        file.write(data)
+        write(file)
 
 
-def _replace(target: Path, data: bytes) -> None:
+def _replace(target: Path, write: Callable[[BinaryIO], Any], said: int | None) -> None:
     """A new file beside `target` that takes its place when all is written."""
     before = target.stat() if target.exists() else None
-    mode = 0o666 if before is None else before.st_mode & 0o777
+    mode = said or (0o666 if before is None else before.st_mode & 0o777)
     part = target.parent / f".meshwright.{os.urandom(8).hex()}.part"
     handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)  # less the process's mask
     try:
@@ -115,7 +126,7 @@ def _replace(target: Path, data: bytes) -> None:
                 with suppress(OSError):
                     os.fchown(handle, before.st_uid, before.st_gid)
                 os.fchmod(handle, mode)
-            file.write(data)
+            write(file)
         part.replace(target)
     except BaseException:
         part.unlink(missing_ok=True)

@@ -138,8 +138,11 @@ class Native:
 
     def _keepable(self) -> bool:
         """Whether what is compiled now can be there for the next process."""
-        folders = (next(p for p in file.parents if p.is_dir()) for file in self._files())
-        return any(os.access(folder, os.W_OK) for folder in folders)
+        for file in self._files():
+            with suppress(OSError):  # a folder above that this user may not look into
+                if os.access(next(p for p in file.parents if p.is_dir()), os.W_OK):
+                    return True
+        return False
 
     def _identity(self) -> bytes:
         """A digest of all that the machine code follows from."""
@@ -160,7 +163,7 @@ class Native:
         for file in files:
             with suppress(OSError, MeshwrightError):  # where none can be written the next process compiles it again
                 file.parent.mkdir(parents=True, exist_ok=True)
-                write_bytes(file, whole)
+                write_bytes(file, whole, mode=0o644)  # as _trusted wants it, whatever the process's mask allows
         for file in files[1:]:
             _forget_old(file)
         return code
@@ -259,7 +262,7 @@ def _trusted(file: Path) -> bool:
     if not hasattr(os, "geteuid"):
         return True
     about = file.stat()
-    return about.st_uid in (0, os.geteuid()) and not about.st_mode & stat.S_IWOTH
+    return about.st_uid in (0, os.geteuid()) and not about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _machine() -> tuple[str, str]:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from meshwright.answer.recipe import as_fused, fastest, ordered, priced_recipe
+from meshwright.assign import ordering
 from meshwright.errors import MeshwrightError
 from meshwright.spec.recipe import DataOperator, DataRecipe, load
 
@@ -155,3 +156,30 @@ def test_what_prices_no_recipe_says_so(tmp_path):
     for path, costs in (("recipe.yaml", "costs.toml"), ("examples/recipe.toml", "costs.toml")):
         with pytest.raises(MeshwrightError, match="W022"):
             load(str(tmp_path / path), costs)
+
+
+def test_of_too_many_orders_none_is_taken_that_is_slower_than_the_recipe_or_its_fused_one(monkeypatch):
+    """By hand: the slow filter drops nearly all, and goes first for what it drops, not last for what it takes."""
+    monkeypatch.setattr(ordering, "MOST_TRANSITIONS", 3)
+
+    def one(name, takes, keep):
+        return DataOperator(name=name, kind="filter", takes_s=takes, keep=keep)
+
+    cheap = [one(f"cheap {i}", 0.5, 0.99) for i in range(6)]
+    answer = priced_recipe(DataRecipe(operators=(*cheap, one("sharp", 1.0, 0.01)), samples=100))
+    assert not answer.proved and answer.fastest.order[0] == "sharp"
+    assert answer.fastest.seconds < answer.written.seconds
+    for seed in range(6):
+        answer = priced_recipe(drawn(seed))
+        assert legal(drawn(seed), [i for unit in fastest(drawn(seed)).groups for i in unit])
+        assert answer.fastest.seconds <= answer.written.seconds + 1e-9
+
+
+def test_filters_of_a_context_whose_memory_no_node_has_together_stay_apart():
+    def one(name):
+        return DataOperator(name=name, kind="filter", takes_s=1.0, shares="words", memory_bytes=3e9)
+
+    recipe = DataRecipe(operators=(one("a"), one("b")), samples=100, contexts={"words": 1.0}, memory_bytes=5e9)
+    answer = priced_recipe(recipe)
+    assert answer.fastest.seconds == answer.fused.seconds == answer.written.seconds == 400
+    assert len(answer.fused.passes) == 2

@@ -114,7 +114,7 @@ def test_copies_of_a_random_cut_are_what_random_cuts_have():
 
 def test_a_cut_is_counted_in_a_file_of_edges(tmp_path):
     """A ring of eight vertices in two halves: four of them have a neighbour in the other half."""
-    path = tmp_path / "ring.txt"
+    path = tmp_path / "Ring.txt"  # which keeps its capital
     path.write_text("".join(f"{v} {(v + 1) % 8}\n" for v in range(8)))
     ring = read_graph_model({**SMALL, "vertices": 8, "edges": 16}, name="ring")
     assert blocks(8, 2).tolist() == [0, 0, 0, 0, 1, 1, 1, 1]

@@ -65,14 +65,15 @@ def test_a_worker_that_fails_or_is_killed_ends_the_run_with_one_error(capfd):
         for step in range(4, 16):
             feeding.take(step)
     feeding.close()
-    feeding = Feeding(made, 4, 99, workers=2)
-    feeding.take(4)
-    for worker in feeding._workers:
-        os.kill(worker.pid, signal.SIGKILL)
-    with pytest.raises(MeshwrightError, match=r"D011.*has ended"):
-        for step in range(5, 99):
-            feeding.take(step)
-    feeding.close()
+    for killed, ahead in ((2, 4), (1, 3)):  # also one that is asked next while another answers
+        feeding = Feeding(made, 4, 99, workers=2, ahead=ahead)
+        feeding.take(4)
+        for worker in feeding._workers[:killed]:
+            os.kill(worker.pid, signal.SIGKILL)
+        with pytest.raises(MeshwrightError, match=r"D011.*has ended"):
+            for step in range(5, 99):
+                feeding.take(step)
+        feeding.close()
 
 
 def test_workers_end_with_their_rank_and_hide_what_batches_take(tmp_path):

@@ -30,8 +30,8 @@ def cheapest(
 ) -> OrderedSteps:
     """Return the cheapest order of steps: ``before[i]`` is the set (bits) of those that have to come before step i,
     `units` the tuples of steps that may be done together, single ones included, and ``cost(done, unit)`` what a unit
-    costs after a set of steps, in whichever order these were done. Too many sets to look at: greedily, the unit that
-    costs least for each step that it does."""
+    costs after a set of steps, in whichever order these were done. Too many sets to look at: greedily, of two units the
+    one that had better come first."""
     whole = (1 << len(before)) - 1
     masks = [sum(1 << step for step in unit) for unit in units]
     needs = []
@@ -75,7 +75,15 @@ def _greedy(
     done, total, groups = 0, 0.0, []
     while done != whole:
         free = [i for i, (mask, need) in enumerate(zip(masks, needs)) if not mask & done and not need & ~done]
-        number = min(free, key=lambda i: cost(done, units[i]) / len(units[i]))
+        number = free[0]
+        for other in free[1:]:
+            costs = [cost(done, units[i]) for i in (number, other)]
+            if masks[number] & masks[other]:  # one of them alone is done
+                later = costs[1] / len(units[other]) < costs[0] / len(units[number])
+            else:
+                ahead = costs[0] + cost(done | masks[number], units[other])
+                later = costs[1] + cost(done | masks[other], units[number]) < ahead
+            number = other if later else number
         total += cost(done, units[number])
         groups.append(units[number])
         done |= masks[number]

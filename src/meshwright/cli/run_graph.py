@@ -111,7 +111,7 @@ def _trained(given: RunOptions, model: Any, work: Any, plan: Any, cluster: Any, 
     from meshwright.lower.bucket_training import partition_bytes, rounds_of
     from meshwright.plan.facets.buckets import BESIDE, NVME
     from meshwright.run import launch
-    from meshwright.run.nodes.job import train_nodes
+    from meshwright.run.nodes.job import VECTORS, train_nodes
     from meshwright.run.nodes.train import Hyper
     from meshwright.spec.edge_files import read_edges
 
@@ -123,7 +123,7 @@ def _trained(given: RunOptions, model: Any, work: Any, plan: Any, cluster: Any, 
     words = (model, work, hyper, rounds, said.partitions, given.data, passes, given.out)
     if given.drives and said.idle != NVME:
         raise MeshwrightError([_unused(given.drives)])
-    folder(given.out, "--out")
+    folder(given.out, "--out", [VECTORS])
     folder(given.drives, "--drives")
     note(f"training {model.name} on {plan.layout.dp} processes: {passes} passes of {len(rounds)} rounds")
     with TemporaryDirectory(prefix="meshwright-") as temporary:
@@ -157,5 +157,5 @@ def _trained(given: RunOptions, model: Any, work: Any, plan: Any, cluster: Any, 
     if "predicted_s" in found:
         out.print(f"predicted {found['predicted_s']:.3g} s on {cluster.name}")
     if given.out:
-        note(f"wrote {given.out}/vectors.npz")
+        note(f"wrote {given.out}/{VECTORS}")
     return 0 if sound else 1

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from meshwright.cli.output import console, note, print_json
+from meshwright.cli.output import console, note, print_json, unwritable
 from meshwright.errors import Diagnostic, MeshwrightError
 
 if TYPE_CHECKING:
@@ -37,8 +38,9 @@ def runnable(model: GraphNetwork, plan: Plan | None, cluster: Cluster | None) ->
     return []
 
 
-def folder(path: str, option: str) -> None:
-    """Make a folder that a run will write into, before it is trained; nothing where `path` is "".
+def folder(path: str, option: str, names: Iterable[str] = ()) -> None:
+    """Make a folder that a run will write into, files of some `names` among others, before it is trained; nothing where
+    `path` is "".
 
     Raises:
         MeshwrightError: X104 where there can be none.
@@ -52,6 +54,9 @@ def folder(path: str, option: str) -> None:
     except OSError as error:
         message, help = f"cannot write into {path}: {error.strerror}", "name a folder that may be made and written to"
         raise MeshwrightError.one("X104", message, place=f"{option} {path}", help=help) from None
+    wrong = [one for name in names for one in unwritable(str(Path(path) / name), option)]
+    if wrong:
+        raise MeshwrightError(wrong)
 
 
 def print_losses(losses: list[float | None], each: str, of: str = "") -> bool:
@@ -73,13 +78,14 @@ def run_network(given: RunOptions, model: GraphNetwork, work: GraphEpochs, plan:
     from meshwright.assign.cuts import blocks, copies_of
     from meshwright.lower.graph_network import sent_bytes
     from meshwright.run import launch
-    from meshwright.run.networks.job import read_graph, train_network
+    from meshwright.run.networks.job import read_graph, train_network, weights_file
 
     stages, double = plan.layout.pp, given.dtype == "float64"
     ranks = stages if stages > 1 else max(1, plan.layout.dp)
     edges = read_graph(given.data, model, double).edges
     words = (model, numbers["lr"], numbers["seed"], given.data, work.epochs, stages)
-    folder(given.out, "--out")
+    files = [weights_file(rank) for rank in range(stages)]
+    folder(given.out, "--out", files)
     note(f"training {model.name} on {ranks} processes for {work.epochs} epochs")
     more = (plan.vertices.vertex_chunks, plan.pipeline.schedule, double, given.out)
     found = launch.start(train_network, *words, *more, num_ranks=ranks, device="cpu", stops=True)
@@ -100,6 +106,5 @@ def run_network(given: RunOptions, model: GraphNetwork, work: GraphEpochs, plan:
     out.print(f"{done} epochs in {found['seconds']:.3g} s: {each:.3g} s each")
     out.print(f"sent {found['sent_bytes']:,} bytes of vertices, predicted {found['predicted_sent_bytes']:,}")
     if given.out:
-        files = [f"{given.out}/weights-{rank}.npz" for rank in range(stages)]
-        note(f"wrote {', '.join(files)}")
+        note(f"wrote {', '.join(f'{given.out}/{file}' for file in files)}")
     return 0 if sound else 1

@@ -63,7 +63,7 @@ def parse_graph_epochs(text: str, *, place: str = "--train") -> GraphEpochs:
         MeshwrightError: W001 unknown key, W002 bad value, W005 contradiction; all at once.
     """
     alien = dict.fromkeys(("seq", "batch"), "a whole graph is passed at a time, without batches of sequences")
-    said = SaidWords(text, _READERS, place=place, of="epochs over a whole graph", alien=alien)
+    said = SaidWords(text, _READERS, place=place, of="epochs over a whole graph", alien=alien, cased=frozenset({"cut"}))
     if "cut" in said.values and {"copies", "skew"} & said.values.keys():
         said.refuse("W005", "cut= counts what copies= and skew= say", "keep one of them")
     if said.wrong:

@@ -14,15 +14,27 @@ Readers = Mapping[str, tuple[Callable[[str], Any], str]]
 class SaidWords:
     """The ``values`` that a text says, by key, and all that is ``wrong`` with it: W001 unknown key, W002 bad value,
     W005 contradiction; :meth:`refuse` adds what is wrong between keys. ``keys`` are all that it has, right or wrong.
-    `alien` says why a key that belongs to another workload is none here."""
+    `alien` says why a key that belongs to another workload is none here. The values of keys that are `cased`, such as
+    paths, are read as they are written, and others in lower case."""
 
-    def __init__(self, text: str, readers: Readers, *, place: str, of: str, alien: Mapping[str, str] | None = None):
+    def __init__(
+        self,
+        text: str,
+        readers: Readers,
+        *,
+        place: str,
+        of: str,
+        alien: Mapping[str, str] | None = None,
+        cased: frozenset[str] = frozenset(),
+    ):
         self.text, self.place = text, place
         self.values: dict[str, Any] = {}
         self.wrong: list[Diagnostic] = []
         self.keys: list[str] = []
-        for item in filter(None, (part.strip().lower() for part in text.split(","))):
+        for item in filter(None, (part.strip() for part in text.split(","))):
             key, _, value = (part.strip() for part in item.partition("="))
+            key = key.lower()
+            value = value if key in cased else value.lower()
             self.keys.append(key)
             if key in (alien or {}):
                 self.refuse("W001", (alien or {})[key], f"drop {key}=")

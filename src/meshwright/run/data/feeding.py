@@ -19,6 +19,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import accumulate
 
 import msgspec
@@ -51,7 +52,8 @@ class _Worker:
         self.pid, self.asks, self.answers = pid, asks, os.fdopen(answers, "rb")
 
     def ask(self, step: int) -> None:
-        os.write(self.asks, _STEP.pack(step))
+        with suppress(BrokenPipeError):  # it has ended, as its next answer says
+            os.write(self.asks, _STEP.pack(step))
 
     def answer(self) -> _Made | None:
         """Return the next answer, None from one that has ended."""

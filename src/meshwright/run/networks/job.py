@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from meshwright.atomic import write_by
 from meshwright.errors import MeshwrightError
 from meshwright.run import launch
 from meshwright.run.networks.train import DividedNetwork, GraphData, StageOfNetwork
@@ -16,6 +17,11 @@ from meshwright.run.pass_progress import PassProgress
 from meshwright.run.world import World, add_up
 from meshwright.spec.edge_files import UNREADABLE, arrays, read_edges, why_unreadable
 from meshwright.spec.graphs import GraphNetwork
+
+
+def weights_file(rank: int) -> str:
+    """Return the name of the file of weights that a process writes."""
+    return f"weights-{rank}.npz"
 
 
 def read_graph(path: str, model: GraphNetwork, double: bool) -> GraphData:
@@ -87,5 +93,5 @@ def train_network(
         Path(out).mkdir(parents=True, exist_ok=True)
         mine = {id(p) for p in (trainer.kept() if stages > 1 else trainer.weights.parameters())}
         named = {n: p.detach().numpy() for n, p in trainer.weights.named_parameters() if id(p) in mine}
-        np.savez(Path(out) / f"weights-{world.rank}.npz", **named)
+        write_by(Path(out) / weights_file(world.rank), lambda file: np.savez(file, **named))
     return {"losses": losses, "seconds": seconds, "sent_bytes": int(sent)}

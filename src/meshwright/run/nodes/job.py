@@ -10,12 +10,16 @@ import numpy as np
 import torch
 
 from meshwright.assign.buckets import Round
+from meshwright.atomic import write_by
 from meshwright.run.nodes.train import Hyper, NodeTrainer
 from meshwright.run.pass_progress import PassProgress
 from meshwright.run.world import World, add_up
 from meshwright.spec.edge_files import read_edges
 from meshwright.spec.edge_samples import EdgeSamples
 from meshwright.spec.graphs import NodeEmbedding
+
+#: The file of vectors in the folder of a run.
+VECTORS = "vectors.npz"
 
 
 def train_nodes(
@@ -56,7 +60,7 @@ def train_nodes(
         names = ("vectors", "context")
         found = {n: t.numpy() for n, t in zip(names, tables)}
         found |= {} if trainer.kinds is None else {"relations": trainer.kinds.rows.numpy()}
-        np.savez(Path(out) / "vectors.npz", **found)
+        write_by(Path(out) / VECTORS, lambda file: np.savez(file, **found))
     return {
         "losses": losses,
         "samples": sum(samples),

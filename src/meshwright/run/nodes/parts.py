@@ -30,7 +30,7 @@ def unpacked(both: Tensor, dim: int) -> NodePart:
 
 
 class DriveParts:
-    """Partitions in files of a folder, with the bytes that were read and written."""
+    """Partitions in files of a folder, with the bytes that were read to be trained and written."""
 
     def __init__(self, folder: Path, dim: int):
         self.folder, self.dim = folder, dim
@@ -48,14 +48,14 @@ class DriveParts:
         self.written_bytes += both.nbytes
 
     def __getitem__(self, item: int) -> NodePart:
-        both = np.load(self._file(item), allow_pickle=False)
-        self.read_bytes += both.nbytes
-        return unpacked(torch.from_numpy(both), self.dim)
+        return unpacked(torch.from_numpy(np.load(self._file(item), allow_pickle=False)), self.dim)
 
     def pop(self, item: int) -> NodePart:
         """Read a partition to train it; it is written again when it is stored."""
         waited = self.ahead.pop(item, None)
-        return self[item] if waited is None else waited.result()
+        part = self[item] if waited is None else waited.result()
+        self.read_bytes += part.rows.nbytes + part.state.nbytes
+        return part
 
     def begin(self, items: Iterable[int]) -> None:
         """Begin to read partitions that will be asked for, beside whatever else is done."""
