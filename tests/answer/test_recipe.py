@@ -158,6 +158,20 @@ def test_what_prices_no_recipe_says_so(tmp_path):
             load(str(tmp_path / path), costs)
 
 
+def test_orders_that_are_too_many_to_look_at_are_not_begun():
+    """Forty filters in any order have 2^40 sets of those that are done: a greedy order is taken at once."""
+    asked = []
+
+    def cost(done, unit):
+        asked.append(unit)
+        return float(unit[0] + 1)
+
+    found = ordering.cheapest([0] * 40, [(i,) for i in range(40)], cost)
+    assert not found.proved and len(asked) < 4 * 40**2
+    chain = ordering.cheapest([(1 << i) - 1 for i in range(40)], [(i,) for i in range(40)], cost)  # one order alone
+    assert chain.proved and chain.groups == tuple((i,) for i in range(40))
+
+
 def test_of_too_many_orders_none_is_taken_that_is_slower_than_the_recipe_or_its_fused_one(monkeypatch):
     """By hand: the slow filter drops nearly all, and goes first for what it drops, not last for what it takes."""
     monkeypatch.setattr(ordering, "MOST_TRANSITIONS", 3)

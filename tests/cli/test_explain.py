@@ -15,6 +15,12 @@ from meshwright.plan.facets import fields
 from meshwright.plan.facets.layout import DEFAULT_ORDER
 from meshwright.plan.facets.overlap import OVERLAPS
 from meshwright.plan.text import plain_words
+from meshwright.spec.denoise import READERS as DENOISE
+from meshwright.spec.edge_samples import READERS as EDGES
+from meshwright.spec.feed import READERS as FEED
+from meshwright.spec.graph_epochs import READERS as EPOCHS
+from meshwright.spec.rollout import READERS as ROLLOUT
+from meshwright.spec.samples import READERS as SAMPLES
 from meshwright.spec.serve import KEYS as SERVING_KEYS
 from meshwright.spec.workload import _READERS as WORKLOAD_KEYS
 from meshwright.spec.workload import DTYPE_BYTES, LORA_TARGETS, OPTIMIZER_MOMENTS, PHASES
@@ -90,6 +96,18 @@ def test_words_of_the_house_of_plans_and_of_the_output_are_explained(word):
 @pytest.mark.parametrize("word", [*WORKLOAD_KEYS, *DTYPE_BYTES, *OPTIMIZER_MOMENTS, *PHASES, *DEFAULT_ORDER, *OVERLAPS])
 def test_words_of_workloads_are_explained(word):
     assert look_up(word)["text"]
+
+
+@pytest.mark.parametrize("word", [*FEED, *DENOISE, *ROLLOUT, *SAMPLES, *EDGES, *EPOCHS])
+def test_words_of_feeds_images_rollouts_tables_and_graphs_are_explained(word):
+    assert look_up(word)["text"]
+
+
+@pytest.mark.parametrize(
+    ("word", "name"), [("lock server", "buckets"), ("negative sampling", "negatives"), ("replication factor", "copies")]
+)
+def test_what_papers_on_graphs_call_their_words_is_explained(word, name):
+    assert look_up(word)["name"] == name
 
 
 @pytest.mark.parametrize("word", SERVING_KEYS)

@@ -33,6 +33,9 @@ def test_a_step_before_and_after_other_words_of_its_feed(capsys):
     assert codes(capsys.readouterr().err) == ["W001"]
     assert main(["predict", *ASKED, "--feed", "workers=1,threshold=4,keep=2"]) == 2
     assert codes(capsys.readouterr().err) == ["W002", "W005"]
+    assert main(["predict", *ASKED, "--feed", "workers=1,latency=800"]) == 2  # of seconds, hardly
+    assert "latency = '800' is not a time with its unit, such as 2ms" in capsys.readouterr().err
+    assert parse("workers=1,tokenise=1.2e+03ns/token").work["tokenise"].seconds == pytest.approx(1.2e-6)
 
 
 def test_a_run_says_what_its_steps_waited_beside_what_was_predicted(capfd):

@@ -1,6 +1,7 @@
 """Passes over a graph's buckets: bytes, times and memory of small cases by hand, and what is refused."""
 
 import json
+import random
 
 import pytest
 
@@ -11,6 +12,7 @@ from meshwright.cost import load_framework, standard
 from meshwright.errors import MeshwrightError
 from meshwright.lower.bucket_training import READ_NS, WALK_READS, kernels, partition_bytes
 from meshwright.plan import parse
+from meshwright.simulate.bucket_training import _without
 from meshwright.simulate.price import Pricer
 from meshwright.spec.cluster import load as cluster
 from meshwright.spec.edge_samples import parse_edge_samples
@@ -43,6 +45,20 @@ def test_shared_negatives_are_products_and_fewer_rows():
     assert found[-1].work.num_bytes == rows * (4 + 256 + 2 * 260)
     products = [one.work for one in found if isinstance(one.work, Gemm)]
     assert len(products) == 6 and sum(p.flops for p in products) == 2 * 3 * 2 * 10 * 10 * 30 * 64
+
+
+def test_what_is_left_of_stretches_is_that_of_each_point_of_them():
+    """Stretches of small whole numbers against the points that they cover, one by one."""
+    draw = random.Random(0)
+    for _ in range(50):
+        ends = sorted(draw.sample(range(40), 8))
+        free = list(zip(ends[::2], ends[1::2]))
+        busy = sorted((start, start + draw.randrange(6)) for start in draw.choices(range(40), k=6))
+        left, took = _without(free, busy)
+        points = {p for start, stop in free for p in range(start, stop)}
+        covered = {p for start, stop in busy for p in range(start, stop)}
+        assert {p for start, stop in left for p in range(start, stop)} == points - covered
+        assert took == len(points & covered) == len(points) - sum(stop - start for start, stop in left)
 
 
 def test_one_device_swaps_before_each_bucket_or_beside_the_last_one():

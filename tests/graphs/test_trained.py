@@ -131,6 +131,8 @@ def test_a_run_looks_at_its_folder_and_rate_before_it_trains(tmp_path, capsys):
     words = ["run", str(model), "--data", str(edges), "--train", "batch=50", "--plan", "dp2 partitions=4"]
     assert main([*words, "--out", str(edges)]) == 2 and "[X104]" in capsys.readouterr().err
     assert main([*words, "--lr", "-1"]) == 2 and "[L005]" in capsys.readouterr().err
+    many = [*words[:-1], "partitions=256"]  # as many as a prediction refuses, without a cluster too
+    assert main(many) == 2 and "65,536 buckets" in capsys.readouterr().err
     assert edges.read_text().count("\n") == 300
 
 

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
+
 
 class EdgeBucket(NamedTuple):
     """The edges from a node of partition ``head`` to one of partition ``tail``."""
@@ -69,27 +71,49 @@ class LockServer:
 
     def __init__(self, partitions: int, apart: bool = False):
         self.partitions, self.apart = partitions, apart
-        self.left = list(inside_out(partitions, apart))
         self.locked: dict[int, int] = {}  # what is needed -> the machine that holds it
+        self._order = inside_out(partitions, apart)
+        # [buckets, 2]: what each bucket needs, in the order of :func:`inside_out`; a diagonal of one table twice
+        self._needs = np.array([(b.head, b.tail + partitions * apart) for b in self._order])
+        self._taken = np.zeros(2 * partitions, bool)  # what is locked
+        self._open = np.arange(len(self._order))  # places of the buckets that are left
+
+    @property
+    def waiting(self) -> int:
+        """How many buckets nobody has been handed yet."""
+        return len(self._open)
+
+    @property
+    def left(self) -> list[EdgeBucket]:
+        """Buckets that nobody has been handed yet."""
+        return [self._order[place] for place in self._open.tolist()]
 
     def acquire(self, machine: int, before: EdgeBucket | None = None) -> EdgeBucket | None:
         """Lock and return the bucket that has most in common with the one `before`, the first of these in the order of
         :func:`inside_out`; None where all that are left need what another machine holds."""
-        held = needed(before, self.partitions, self.apart) if before is not None else frozenset()
-        best, most = None, -1
-        for bucket in self.left:
-            wanted = needed(bucket, self.partitions, self.apart)
-            if not wanted & self.locked.keys() and len(wanted & held) > most:
-                best, most = bucket, len(wanted & held)
-        if best is not None:
-            self.left.remove(best)
-            self.locked |= dict.fromkeys(needed(best, self.partitions, self.apart), machine)
+        if not len(self._open):
+            return None
+        heads, tails = self._needs[self._open].T
+        held = np.zeros(2 * self.partitions, int)
+        if before is not None:
+            held[list(needed(before, self.partitions, self.apart))] = 1
+        common = held[heads] + np.where(heads == tails, 0, held[tails])
+        common[self._taken[heads] | self._taken[tails]] = -1
+        at = int(common.argmax())
+        if common[at] < 0:
+            return None
+        best = self._order[self._open[at]]
+        self._open = np.delete(self._open, at)
+        wanted = needed(best, self.partitions, self.apart)
+        self._taken[list(wanted)] = True
+        self.locked |= dict.fromkeys(wanted, machine)
         return best
 
     def release(self, bucket: EdgeBucket) -> None:
         """Unlock the partitions of a bucket that is trained."""
         for one in needed(bucket, self.partitions, self.apart):
             del self.locked[one]
+            self._taken[one] = False
 
 
 @lru_cache(maxsize=32)
@@ -99,7 +123,7 @@ def locked(partitions: int, machines: int, apart: bool = False) -> tuple[Round, 
         return tuple((bucket,) for bucket in inside_out(partitions, apart))
     server, before = LockServer(partitions, apart), [None] * machines
     out: list[Round] = []
-    while server.left:
+    while server.waiting:
         now = [server.acquire(machine, before[machine]) for machine in range(machines)]
         for machine, bucket in enumerate(now):
             if bucket is not None:

@@ -7,6 +7,7 @@ over the ideals of the order.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -40,6 +41,11 @@ def cheapest(
         for step in unit:
             need |= before[step]
         needs.append(need & ~mask)
+    # steps that wait for the same others come in any order: each subset of n of them is a state, and has those of the
+    # others after it
+    alike = max(Counter(need for unit, need in zip(units, needs) if len(unit) == 1).values(), default=1)
+    if alike << (alike - 1) > MOST_TRANSITIONS:
+        return _greedy(whole, units, masks, needs, cost)
     best: dict[int, tuple[float, int, int]] = {0: (0.0, 0, -1)}
     layers: list[set[int]] = [set() for _ in range(len(before) + 1)]
     layers[0].add(0)

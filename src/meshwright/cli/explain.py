@@ -58,9 +58,11 @@ def look_up(word: str) -> dict[str, Any]:
             return _of_field(fields()[form])
         if form in _serving_policies():
             return _of_policy(*_serving_policies()[form])
+        if said := _workload_words().get(form):
+            return _of_workloads(form, said)
     if unknown := _unknown_code(word.strip()):
         raise unknown
-    near = nearest(word, sorted({*catalog.tables("terms"), *fields(), *_serving_policies()}))
+    near = nearest(word, sorted({*catalog.tables("terms"), *fields(), *_serving_policies(), *_workload_words()}))
     help = f"{near}   (models, devices, clusters: meshwright catalog)"
     raise MeshwrightError.one("X001", f"no explanation of {word!r}", help=help)
 
@@ -100,6 +102,38 @@ def _of_policy(axis: str, name: str) -> dict[str, Any]:
     about = " ".join((modules[type(policy).__module__].__doc__ or "").split()).replace("``", "`")
     text = f"A word of a serving workload, said as {word}={name}. {about}"
     return {"name": name, "title": policy.title, "text": text, "see": [word, "serve"]}
+
+
+@cache
+def _workload_words() -> dict[str, list[tuple[str, str, str]]]:
+    """Words that only the texts of workloads say, each with the options that have it: the option, the term that
+    explains all of the option's words, and what the word's values are."""
+    from meshwright.spec import denoise, edge_samples, feed, graph_epochs, rollout, samples
+
+    known: dict[str, list[tuple[str, str, str]]] = {}
+    for option, term, readers in (
+        ("--feed", "feed", feed.READERS),
+        ("--denoise", "denoise", denoise.READERS),
+        ("--rollout", "rollout", rollout.READERS),
+        ("--train of vectors of nodes", "graph_model", edge_samples.READERS),
+        ("--train of a graph network", "graph_network", graph_epochs.READERS),
+        ("--train of a recommendation model", "recommendation_model", samples.READERS),
+    ):
+        for word, (_, wanted) in readers.items():
+            known.setdefault(word, []).append((option, term, wanted))
+    return known
+
+
+def _of_workloads(word: str, said: list[tuple[str, str, str]]) -> dict[str, Any]:
+    """The entry of a word of workloads: what its values are, and what the option's explanation says of it."""
+    where = ", ".join(option for option, _, _ in said)
+    parts = []
+    for option, term, wanted in said:
+        about = re.split(r"(?<=\.) (?=[-A-Z`])", catalog.tables("terms")[term]["text"])
+        told = " ".join(line for line in about if re.search(rf"\b{word}=", line))
+        parts.append(f"A word of {option}, said as {word}=VALUE: {wanted}. {told}".strip())
+    title = f"{word}=: a word of {where}"
+    return {"name": word, "title": title, "text": " ".join(parts), "see": [term for _, term, _ in said]}
 
 
 def _forms(word: str) -> list[str]:

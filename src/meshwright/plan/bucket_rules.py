@@ -41,10 +41,6 @@ def bucket_violations(plan: Plan, model: NodeEmbedding, cluster: Cluster, work: 
         return [wrong("P084", "vectors of nodes are trained by a plan of one pool", "pools", "say one pool")]
     others = of_others(plan, model.name, "buckets", "P084", "its vectors are trained in pairs of partitions")
     found = others or [*_of_cluster(plan, model, cluster, work), *partition_violations(plan, model)]
-    many = plan.buckets.partitions
-    if many > MOST_PARTITIONS:
-        message = f"partitions={many} make {many**2:,} buckets, more than a pass is simulated for"
-        found = [*found, wrong("P084", message, "buckets.partitions", f"say partitions={MOST_PARTITIONS} at most")]
     return found
 
 
@@ -64,6 +60,9 @@ def of_others(plan: Plan, name: str, facet: str, code: str, why: str, keep: tupl
 def partition_violations(plan: Plan, model: NodeEmbedding) -> list[Diagnostic]:
     """Return what is wrong with partitions and the devices that train them."""
     said, devices, found = plan.buckets, plan.layout.dp, []
+    if said.partitions > MOST_PARTITIONS:
+        message = f"partitions={said.partitions} make {said.partitions**2:,} buckets, more than a pass is simulated for"
+        found.append(wrong("P084", message, "buckets.partitions", f"say partitions={MOST_PARTITIONS} at most"))
     if said.partitions > model.nodes:
         message = f"partitions={said.partitions} of {model.nodes:,} nodes"
         found.append(wrong("P084", message, "buckets.partitions", "say fewer partitions"))

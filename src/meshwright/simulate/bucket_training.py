@@ -84,17 +84,33 @@ def _places(timeline: Timeline, begin: float, end: float, made: bool) -> dict[st
 def _without(
     free: list[tuple[float, float]], busy: list[tuple[float, float]]
 ) -> tuple[list[tuple[float, float]], float]:
-    """The parts of some stretches in which nothing is `busy`, and the seconds of the others."""
-    out, took = [], 0.0
+    """The parts of some stretches in which nothing is `busy`, and the seconds of the others; both are sorted, and no
+    two stretches of `free` overlap."""
+    out, took, first = [], 0.0, 0
+    busy = _joined(busy)
     for begin, end in free:
         at = begin
-        for start, stop in busy:
-            if stop <= at or start >= end:
-                continue
+        while first < len(busy) and busy[first][1] <= begin:
+            first += 1
+        for place in range(first, len(busy)):
+            start, stop = busy[place]
+            if start >= end:
+                break
             if start > at:
                 out.append((at, start))
             took += min(stop, end) - max(start, at)
-            at = max(at, min(stop, end))
+            at = min(stop, end)
         if at < end:
             out.append((at, end))
     return out, took
+
+
+def _joined(busy: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Sorted stretches, of which those that overlap are one."""
+    out: list[tuple[float, float]] = []
+    for start, stop in busy:
+        if out and start <= out[-1][1]:
+            out[-1] = (out[-1][0], max(out[-1][1], stop))
+        else:
+            out.append((start, stop))
+    return out

@@ -98,7 +98,8 @@ def _count(least: int) -> Callable[[str], int | None]:
     return read
 
 
-_READERS: dict[str, tuple[Callable[[str], Any], str]] = {
+#: Word -> what reads its value, and what that is.
+READERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "images": (_count(1), f"a whole number from 1 to {MOST:,}"),
     "size": (_count(1), f"pixels along a side, up to {MOST:,}"),
     "steps": (_count(1), f"a whole number from 1 to {MOST:,}"),
@@ -115,7 +116,7 @@ def parse(text: str, *, place: str = "--denoise") -> Denoise:
     Raises:
         MeshwrightError: W001 unknown key, W002 bad value, W003 without a size, W005 contradiction; all at once.
     """
-    said = SaidWords(text, _READERS, place=place, of="a workload of images")
+    said = SaidWords(text, READERS, place=place, of="a workload of images")
     values = said.values
     if "size" not in said.keys:
         said.refuse("W003", "the workload does not say size", "for example images=1,size=1024,steps=50")

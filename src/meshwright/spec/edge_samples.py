@@ -71,7 +71,8 @@ def _count(least: int) -> Callable[[str], int | None]:
     return read
 
 
-_READERS: dict[str, tuple[Callable[[str], Any], str]] = {
+#: Word -> what reads its value, and what that is.
+READERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "batch": (_count(1), f"edges, from 1 to {MOST_SAMPLES:,}"),
     "negatives": (_count(1), "nodes against which an edge is trained, from 1"),
     "shared": (_count(1), "edges that have negatives in common, from 1"),
@@ -90,7 +91,7 @@ def parse_edge_samples(text: str, *, place: str = "--train") -> EdgeSamples:
         MeshwrightError: W001 unknown key, W002 bad value, W003 without a batch, W005 contradiction; all at once.
     """
     alien = {"seq": "edges of a graph have no sequence, so that seq= says nothing"}
-    said = SaidWords(text, _READERS, place=place, of="training on the edges of a graph", alien=alien)
+    said = SaidWords(text, READERS, place=place, of="training on the edges of a graph", alien=alien)
     values = said.values
     if "batch" not in values and not said.wrong:
         said.refuse("W003", "the workload does not say batch", "for example batch=1000")

@@ -154,24 +154,28 @@ def _drawn(text: str) -> StageWork | None:
 
 
 def duration(text: str) -> float | None:
-    """Return a duration in seconds, in nanoseconds too: what a token takes; None for anything else."""
+    """Return a duration in seconds, in nanoseconds too: what a token takes; None for anything else, and without a unit:
+    ``latency=800`` is hardly 800 s."""
+    if text[-1:].isdigit():
+        return None
     if text.endswith("ns"):
         read = duration_s(text.removesuffix("ns") + "us")
         return None if read is None else read / 1e3
     return duration_s(text)
 
 
-_TIME = "a time of a core, such as 3ms (a sample), 1.2us/token or lognormal:mean=3ms;sigma=0.5"
+_TIME = "a time of a core with its unit, such as 3ms (a sample), 1.2us/token or lognormal:mean=3ms;sigma=0.5"
 _SIZE = "bytes, such as 110kB (a sample) or 4B/token"
 _RATE = "a rate such as 2GB/s"
-_READERS: dict[str, tuple[Callable[[str], Any], str]] = {
+#: Word -> what reads its value, and what that is.
+READERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "workers": (_count(0, MOST_WORKERS), f"a whole number from 0 to {MOST_WORKERS:,}"),
     "prefetch": (_count(1, MOST_AHEAD), f"a whole number from 1 to {MOST_AHEAD:,}"),
     "readers": (lambda text: text if text in (REPLICA, RANK) else None, f"{REPLICA} or {RANK}"),
     "read": (_rate, _RATE),
     "store": (_rate, _RATE),
     "stream": (_rate, _RATE),
-    "latency": (duration, "a time such as 2ms"),
+    "latency": (duration, "a time with its unit, such as 2ms"),
     "inflight": (_count(1, MOST_AHEAD), f"a whole number from 1 to {MOST_AHEAD:,}"),
     "sample": (_size, _SIZE),
     "copied": (_size, _SIZE),
@@ -180,13 +184,13 @@ _READERS: dict[str, tuple[Callable[[str], Any], str]] = {
     **dict.fromkeys(STAGES, (_work, _TIME)),
     "cores": (_count(1, 1 << 16), "a number of cores of a node, up to 65,536"),
     "producers": (_count(1, MOST_PRODUCERS), f"a whole number from 1 to {MOST_PRODUCERS:,}"),
-    "make": (duration, "a time such as 2s"),
+    "make": (duration, "a time with its unit, such as 2s"),
     "reservoir": (_count(1, MOST_SAMPLES), f"a number of samples, up to {MOST_SAMPLES:,}"),
     "threshold": (_count(0, MOST_SAMPLES), f"a number of samples, up to {MOST_SAMPLES:,}"),
     "seed": (_count(0, 999_999_999), "a whole number from 0 up to 999999999"),
 }
 #: Keys that a feed may say.
-KEYS = tuple(_READERS)
+KEYS = tuple(READERS)
 #: Key -> its field, where that is called otherwise.
 _FIELDS = {"read": "read_bytes_s", "store": "store_bytes_s", "stream": "stream_bytes_s"}
 _FIELDS |= {"latency": "latency_s", "make": "make_s"}
@@ -199,7 +203,7 @@ def parse(text: str, *, place: str = "--feed") -> Feed:
         MeshwrightError: W001 unknown key, W002 bad value, W003 and W005 for words that need or contradict each other;
             all at once.
     """
-    said = SaidWords(text, _READERS, place=place, of="the feed of a step")
+    said = SaidWords(text, READERS, place=place, of="the feed of a step")
     values = said.values
     _contradictions(values, said)
     if said.wrong:

@@ -48,7 +48,8 @@ def _number(text: str) -> float | None:
     return value if 0 <= value <= 1e6 else None
 
 
-_READERS: dict[str, tuple[Callable[[str], Any], str]] = {
+#: Word -> what reads its value, and what that is.
+READERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "epochs": (_whole, "how often the whole graph is passed, from 1"),
     "copies": (_number, "other devices that need a vertex, in the mean"),
     "skew": (lambda text: value if (value := _number(text)) and value >= 1 else None, "edges over the mean, from 1"),
@@ -63,7 +64,7 @@ def parse_graph_epochs(text: str, *, place: str = "--train") -> GraphEpochs:
         MeshwrightError: W001 unknown key, W002 bad value, W005 contradiction; all at once.
     """
     alien = dict.fromkeys(("seq", "batch"), "a whole graph is passed at a time, without batches of sequences")
-    said = SaidWords(text, _READERS, place=place, of="epochs over a whole graph", alien=alien, cased=frozenset({"cut"}))
+    said = SaidWords(text, READERS, place=place, of="epochs over a whole graph", alien=alien, cased=frozenset({"cut"}))
     if "cut" in said.values and {"copies", "skew"} & said.values.keys():
         said.refuse("W005", "cut= counts what copies= and skew= say", "keep one of them")
     if said.wrong:

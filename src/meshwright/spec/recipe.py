@@ -207,7 +207,7 @@ def _recipe(table: dict[str, Any], path: str) -> DataRecipe:
     if not isinstance(said, dict):
         reader.bad(f"contexts = {said!r} is no table", 'write [contexts] and under it words = "0.8ms"')
     for name, value in said.items() if isinstance(said, dict) else ():
-        contexts[name] = reader.read({name: value}, name, 0.0, _time, "a time such as 0.8ms")
+        contexts[name] = reader.read({name: value}, name, 0.0, _time, "a time with its unit, such as 0.8ms")
     listed = table.get("operators")
     tables = isinstance(listed, list) and all(isinstance(one, dict) for one in listed)
     if not tables or not 0 < len(listed) <= MOST_OPERATORS:
@@ -249,7 +249,7 @@ def _operator(table: dict[str, Any], contexts: dict[str, float], reader: _Reader
     return DataOperator(
         name=name,
         kind=kind,
-        takes_s=reader.read(table, "takes", 0.0, _time, "a time such as 0.1ms"),
+        takes_s=reader.read(table, "takes", 0.0, _time, "a time with its unit, such as 0.1ms"),
         keep=reader.read(table, "keep", 1.0, _share, "a share above 0 and up to 1"),
         shares=shares,
         memory_bytes=reader.read(table, "memory", 0.0, _bytes, 'bytes of a process such as "2GB"'),

@@ -113,7 +113,8 @@ def _devices(text: str) -> int | str | None:
     return BEST if text.lower() == BEST else _count(MOST)(text)
 
 
-_READERS: dict[str, tuple[Callable[[str], Any], str]] = {
+#: Word -> what reads its value, and what that is.
+READERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "prompts": (_count(MOST), f"a whole number from 1 to {MOST:,}"),
     "samples": (_count(10_000), "a whole number from 1 to 10,000"),
     "cut": (_count(MOST), f"a number of tokens from 1 to {MOST:,}"),
@@ -129,7 +130,7 @@ _READERS: dict[str, tuple[Callable[[str], Any], str]] = {
 }
 _ENGINE = tuple(key for key in ENGINE_READERS if key not in _ELSEWHERE)
 #: Keys that rollouts may say.
-KEYS = (*_READERS, *_OF_REQUESTS, *_ENGINE)
+KEYS = (*READERS, *_OF_REQUESTS, *_ENGINE)
 
 
 def parse(text: str, *, place: str = "--rollout", base: Path = Path()) -> Rollout:
@@ -155,8 +156,8 @@ def parse(text: str, *, place: str = "--rollout", base: Path = Path()) -> Rollou
             bad("W001", f"unknown key {key!r} of rollouts", meant(key, list(KEYS)))
         elif given.setdefault(key, value) != value:
             bad("W005", f"{key}={given[key]} and {key}={value} contradict each other", "keep one of them")
-        elif key in _READERS:
-            reader, wanted = _READERS[key]
+        elif key in READERS:
+            reader, wanted = READERS[key]
             read = reader(value)
             if read is None:
                 bad("W002", f"{key} = {value!r} is not {wanted}", f"write {key}=<{wanted}>")
@@ -165,7 +166,7 @@ def parse(text: str, *, place: str = "--rollout", base: Path = Path()) -> Rollou
     if "prompts" not in given:
         bad("W003", "the rollouts do not say prompts", "for example prompts=512,samples=16,prompt=1024,output=8192")
     _contradictions(given, values, bad)
-    served = ",".join(f"{key}={value}" for key, value in given.items() if key not in _READERS)
+    served = ",".join(f"{key}={value}" for key, value in given.items() if key not in READERS)
     try:
         serve = parse_serve(f"batch=1,{served}", place=place, base=base)
     except MeshwrightError as error:

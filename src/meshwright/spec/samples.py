@@ -56,7 +56,8 @@ def _count(text: str) -> int | None:
     return value if 1 <= value <= MOST_SAMPLES else None
 
 
-_READERS: dict[str, tuple[Callable[[str], Any], str]] = {
+#: Word -> what reads its value, and what that is.
+READERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "batch": (_count, f"samples, from 1 to {MOST_SAMPLES:,}"),
     "dtype": (lambda text: text if text in ("bf16", "fp16", "fp32") else None, "bf16, fp16 or fp32"),
     "optimizer": (lambda text: text if text in OPTIMIZERS else None, f"one of {', '.join(OPTIMIZERS)}"),
@@ -70,7 +71,7 @@ def parse_samples(text: str, *, place: str = "--train") -> SampleBatch:
         MeshwrightError: W001 unknown key, W002 bad value, W003 without a batch, W005 contradiction; all at once.
     """
     alien = {"seq": "samples of a recommendation model have no sequence, so that seq= says nothing"}
-    said = SaidWords(text, _READERS, place=place, of="a step of a recommendation model", alien=alien)
+    said = SaidWords(text, READERS, place=place, of="a step of a recommendation model", alien=alien)
     if "batch" not in said.values and not said.wrong:
         said.refuse("W003", "the workload does not say batch", "for example batch=65536")
     if said.wrong:

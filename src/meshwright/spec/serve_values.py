@@ -20,7 +20,7 @@ from meshwright.spec.request_limits import LONGEST, MOST_OF_A_KIND, MOST_REQUEST
 USUAL_SHARE = 0.9
 #: The token budget that follows from the objectives.
 AUTO_BUDGET = -1
-_DURATION = re.compile(r"(\d+(?:\.\d+)?(?:e-?\d+)?)(us|ms|s|m|min|h)?", re.IGNORECASE)
+_DURATION = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)(us|ms|s|m|min|h)?", re.IGNORECASE)
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 _WHOLE = re.compile(r"-?\d{1,9}")
