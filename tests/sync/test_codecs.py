@@ -223,7 +223,8 @@ def test_the_factors_of_summed_matrices_are_of_their_sum():
         alone.send([second])
     left, _ = np.linalg.qr(parts.sum(0) @ q)
     # the projection on what one step finds
-    assert np.allclose(done.value.value[0][0], left @ left.swapaxes(-1, -2) @ parts.sum(0))
+    (p,), (q,) = done.value.value
+    assert np.allclose(p @ q.swapaxes(-1, -2), left @ left.swapaxes(-1, -2) @ parts.sum(0))
 
 
 def test_each_matrix_has_factors_of_its_own_and_vectors_travel_as_they_are():

@@ -17,6 +17,7 @@ from meshwright.run.codecs import on_tensors
 from meshwright.run.collect import all_gather_single
 from meshwright.run.combine import combined
 from meshwright.run.mesh import AxisGroup
+from meshwright.run.orthonormal import all_orthonormal
 from meshwright.run.pieces import FACTOR, Parameter, Part, TensorPiece
 from meshwright.run.record import recorder
 from meshwright.run.ringed import ring_sum
@@ -112,7 +113,7 @@ class CodedSum:
             )
             return
         if self.code.factors is not None:
-            self._rounds = summed(self.matrices(values), self._begun())
+            self._rounds = summed(self.matrices(values), self._begun(), all_orthonormal)
             first = torch.cat([*(p.reshape(-1) for p in next(self._rounds)), *(values[a:b] for a, b in self.plain)])
             self._sent = _Sent(first, self._start(first), values, first, 0)
             return
@@ -139,9 +140,13 @@ class CodedSum:
 
     def matrices(self, values: torch.Tensor) -> list[torch.Tensor]:
         """The matrices [times, rows, columns] among values, those of no known shape with zeros at their end."""
-        padding = max([one.end for one in self.factors], default=0) - self.length
-        whole = torch.cat((values, values.new_zeros(padding))) if padding > 0 else values
+        whole = self._whole(values)
         return [whole[f.start : f.end].view(f.times, f.rows, f.columns) for f in self.factors]
+
+    def _whole(self, values: torch.Tensor) -> torch.Tensor:
+        """Values with zeros behind them, as far as the last matrix goes."""
+        padding = max([one.end for one in self.factors], default=0) - self.length
+        return torch.cat((values, values.new_zeros(padding))) if padding > 0 else values
 
     def _most(self, one: Factors) -> int:
         """The largest rank that may be chosen for a matrix."""
@@ -254,26 +259,26 @@ class CodedSum:
         factors, (second, work), self._second = self.factors, self._second, None
         if work is not None:
             work.wait()
-        rights = second.split([f.right for f in factors])
+        rights = [q.view(f.times, f.columns, f.rank) for q, f in zip(second.split([f.right for f in factors]), factors)]
         try:
-            self._rounds.send([q.view(f.times, f.columns, f.rank) for q, f in zip(rights, factors)])
+            self._rounds.send(rights)
         except StopIteration as done:
-            products = done.value[0]
+            lefts = done.value[0]
         self._rounds = None
-        self._after[FACTOR] = self._kept_factors(
-            q.view(f.times, f.columns, f.rank) for q, f in zip(second.split([f.right for f in factors]), factors)
-        )
-        total = torch.empty_like(sent.values)
-        for f, product in zip(factors, products):
-            total[f.start : f.end] = product.reshape(-1)[: self.length - f.start]
+        self._after[FACTOR] = self._kept_factors(rights)
+        values = self._whole(sent.values)
+        total, lost = torch.empty_like(values), torch.zeros_like(values)
+        for f, p, q in zip(factors, lefts, rights):  # what is lost without another copy of the products
+            of = (one[f.start : f.end].view(f.times, f.rows, f.columns) for one in (values, total, lost))
+            mine, product, left = of
+            torch.bmm(p, q.mT, out=product)
+            torch.baddbmm(mine, p, q.mT, alpha=-1 / self.group.size, out=left)
         at = sum(f.left for f in factors)
         for begin, end in self.plain:
             total[begin:end] = sent.arrives[at : at + end - begin]
             at += end - begin
         self._values = sent.values if self.code.adapts else None
-        self._after[LOST] = sent.values - total / self.group.size
-        for begin, end in self.plain:
-            self._after[LOST][begin:end] = 0
+        total, self._after[LOST] = total[: self.length], lost[: self.length]
         return total
 
     def settle(self, used: bool) -> None:

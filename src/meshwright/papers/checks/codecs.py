@@ -85,8 +85,8 @@ def _ended(rank: Generator, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     try:
         rank.send([right])
     except StopIteration as done:
-        (product,), (q,) = done.value
-        return product[0], q
+        (p,), (q,) = done.value
+        return (p @ q.swapaxes(-1, -2))[0], q
     raise AssertionError("a power iteration has two messages")
 
 

@@ -9,7 +9,7 @@ Values of no known shape, such as a shard that cuts through weights, are one nea
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from functools import partial
 from math import isqrt
 from typing import Any
@@ -51,14 +51,18 @@ def orthonormal(p: Any) -> Any:
     return p
 
 
-def summed(matrices: list[Any], qs: list[Any]) -> Generator[list[Any], list[Any], tuple[list[Any], list[Any]]]:
+def summed(
+    matrices: list[Any],
+    qs: list[Any],
+    orthonormals: Callable[[list[Any]], list[Any]] = lambda ps: [orthonormal(p) for p in ps],
+) -> Generator[list[Any], list[Any], tuple[list[Any], list[Any]]]:
     """One power iteration on the sums over ranks of matrices [times, rows, columns] like this rank's, each from its q
-    [times, columns, rank]. Yields what is to be summed, twice, and is sent the sums; returns approximations of the sums
-    and the next qs."""
+    [times, columns, rank]. Yields what is to be summed, twice, and is sent the sums; returns ps and the next qs, whose
+    products p q' are approximations of the sums. `orthonormals` makes the columns of all ps orthonormal."""
     ps = yield [m @ q for m, q in zip(matrices, qs)]
-    ps = [orthonormal(p) for p in ps]
+    ps = orthonormals(ps)
     qs = yield [m.swapaxes(-1, -2) @ p for m, p in zip(matrices, ps)]
-    return [p @ q.swapaxes(-1, -2) for p, q in zip(ps, qs)], qs
+    return ps, qs
 
 
 def begun(one: Factors) -> np.ndarray:
