@@ -53,6 +53,8 @@ RECIPES = (
     "diloco:h=16",
     "diloco:h=32",
     "diloco:h=16,codec=int4",
+    "streaming-diloco:h=16,codec=int4",
+    "powersgd:rank=2",
     "powersgd:rank=4",
     "topk:share=0.01",
     "int8",
