@@ -177,6 +177,18 @@ def question(tmp_path, text=QUESTION_FILE):
     return str(file)
 
 
+def test_a_model_whose_file_cannot_be_read_says_nothing_of_the_workload(capsys, tmp_path):
+    """It may be a model of a graph, of tables or of layers, and each has words of its own."""
+    path = tmp_path / "mine.json"
+    path.write_text('{"architectures": ["NodeEmbedding"],\n "nodes": 40 "edges": 300}')
+    words = [str(path), "--on", "8xh100", "--train", "batch=1000,negatives=4", "--plan", "partitions=4"]
+    for command in ("predict", "search"):
+        assert main([command, *(words if command == "predict" else words[:-2])]) == 2
+        err = capsys.readouterr().err
+        assert re.findall(r"^error\[(\w+)\]", err, re.MULTILINE) == ["M007"]
+        assert "not JSON" in err and "help: mend line 2 of the file" in err
+
+
 def test_a_question_file_is_asked_as_if_typed(capsys, tmp_path):
     typed = json.loads(said(capsys, *FITS, "--json")[1])
     assert json.loads(said(capsys, question(tmp_path), "--json")[1]) == typed

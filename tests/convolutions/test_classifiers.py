@@ -159,11 +159,21 @@ def test_codes_see_a_convolution_as_outputs_times_taps():
     assert mw.load_model("resnet-18").num_params - count == 2 * 4800 + 1000  # norms of 4,800 channels, and a bias
 
 
-@pytest.mark.parametrize(("plan", "dtype"), [("tp2 dp4", "fp16"), ("cp2 dp4", "fp16"), ("dp8", "fp8")])
-def test_what_does_not_divide_convolutions_is_refused_with_what_does(plan, dtype):
-    train = mw.parse_train(f"batch=256,image=224,dtype={dtype}")
+@pytest.mark.parametrize(
+    ("plan", "words", "place"),
+    [
+        ("tp2 dp4", "dtype=fp16", "plan.layout.tp = 2"),
+        ("cp2 dp4", "dtype=fp16", "plan.layout.cp = 2"),
+        ("dp8", "dtype=fp8", "--train dtype=fp8"),
+        ("dp8 fp8", "dtype=fp16", "plan.precision.compute = fp8"),
+        ("dp8", "phase=lora", "--train phase=lora"),
+    ],
+)
+def test_what_does_not_divide_convolutions_is_refused_where_it_was_said(plan, words, place):
+    train = mw.parse_train(f"batch=256,image=224,{words}")
     found = check(mw.parse_plan(plan), mw.load_model("resnet-50"), ON, train)
     assert found and all(one.code in ("P027", "P028") and one.help for one in found)
+    assert place in [one.place for one in found]
     assert not check(mw.parse_plan("pp2 dp4"), mw.load_model("resnet-50"), ON, TRAIN)
 
 
@@ -221,4 +231,4 @@ def test_a_microbatch_of_one_image_is_cautioned_against():
 def test_a_search_puts_more_images_together_than_sequences():
     space = default(mw.load_model("resnet-50"), ON, mw.parse_train("batch=2048,image=224"))
     assert max(space["mb"]) == 512
-    assert max(default(mw.load_model("gpt2"), ON, mw.parse_train("batch=2048,seq=128"))["mb"]) == 32
+    assert max(default(mw.load_model("gpt2"), ON, mw.parse_train("batch=2048,seq=2048"))["mb"]) == 32

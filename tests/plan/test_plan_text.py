@@ -159,3 +159,12 @@ def test_another_schedule_over_a_plan_brings_its_overlap_and_keeps_what_was_said
     assert over(plan, "dualpipe").overlap.ep
     assert not over(over(plan, "dualpipe"), "1f1b").overlap.ep
     assert not over(parse("pp4 ep8 overlap=none"), "dualpipe").overlap.ep
+
+
+def test_a_plan_file_may_say_every_field_of_a_question():
+    """What a question file may say is no table of the plan beside it."""
+    from meshwright.cli.question import Question
+
+    fields = set(Question.__struct_fields__) - {"base", "plan"}
+    said = "".join(f'{field} = "x"\n' for field in sorted(fields))
+    assert loads(f"format_version = 1\n{said}[layout]\ntp = 2\n").layout.tp == 2

@@ -11,6 +11,7 @@ from meshwright.cost import standard
 from meshwright.errors import MeshwrightError
 from meshwright.plan import check
 from meshwright.plan import parse as plan
+from meshwright.plan.facets import fields
 from meshwright.plan.text import over
 from meshwright.quantity import seconds
 from meshwright.search.draws import SharedDraws
@@ -24,7 +25,7 @@ from meshwright.search.strategies import exhaustive
 from meshwright.spec.cluster import load as cluster
 from meshwright.spec.model import load as model
 from meshwright.spec.model import transformer
-from meshwright.spec.workload import parse
+from meshwright.spec.workload import Train, parse
 from tests.random_plans import LLAMA
 from tests.search.small import everything
 
@@ -391,3 +392,10 @@ def test_what_a_schedule_hides_is_decided_the_same_by_a_search_and_by_a_plans_wo
     assert all(plan(one.text()) == one for one in found)
     exposed = restricted(space, fix=["overlap=dp+pp"])
     assert not any(plan_of(*point).overlap.ep for point in everything(exposed, *asked))
+
+
+def test_short_sequences_fill_a_microbatch_with_as_many_tokens_as_long_ones():
+    """32 sequences of 2,048 tokens or more, and 65,536 tokens of shorter ones."""
+    sizes = fields()["mb"].domain
+    most = {seq: max(sizes(None, None, Train(global_batch=1 << 14, seq_len=seq))) for seq in (64, 512, 2048, 8192)}
+    assert most == {64: 1024, 512: 128, 2048: 32, 8192: 32}

@@ -1,10 +1,13 @@
 """Denoising steps with stale exchanges: the graph's edges and times by hand, and what goes with nothing refused."""
 
+import json
+
 import numpy as np
 import pytest
 
 import meshwright as mw
 from meshwright.answer.denoising import predict_denoising
+from meshwright.cli import main
 from meshwright.cost import load_framework, standard
 from meshwright.errors import MeshwrightError
 from meshwright.lower.denoising import denoising_step
@@ -100,6 +103,7 @@ def test_approximate_words_say_so_and_plain_ones_do_not():
         ("cp4 stale=patches", "passes them round in a ring"),
         ("dp2 pp2 halo=0.5", "cp=1 has none"),
         ("dp4", "do not share the 2 rows"),
+        ("dp2 cp2 mb2", "mb2: the 1 rows of a replica"),
         ("dp2 cp2 zero1", "are of training"),
     ],
 )
@@ -136,3 +140,44 @@ def test_a_text_of_images_is_read_back():
     assert parse(one.text()) == one
     with pytest.raises(MeshwrightError, match="denoises no images"):
         asked("tp1", on="1xa100-80", model=mw.load_model("llama3-8b"))
+
+
+@pytest.mark.parametrize("plan", ["cp4 allgather stale=patches", "pp4 stale=stages", "pp2 dp2"])
+def test_a_timeline_has_the_steps_as_they_are_timed(plan, tmp_path, capsys):
+    found = asked(plan)
+    ends = steady_state(found.times.graph, found.times.seconds, 3)
+    timeline = found.times.timeline
+    last = [float(timeline.end_s[timeline.attribute("step") == step].max()) for step in range(3)]
+    assert last == pytest.approx(ends.tolist(), rel=1e-12)
+    path = tmp_path / "trace.json"
+    words = ["dit-xl-2-256", "--on", "4xa100-80", "--denoise", "size=1024", "--plan", plan, "--trace", str(path)]
+    assert main(["predict", *words]) == 0 and "wrote" in capsys.readouterr().err
+    assert json.loads(path.read_text())["traceEvents"]
+
+
+def test_a_search_finds_the_plan_that_makes_images_soonest_and_saves_a_question(tmp_path, capsys):
+    path, words = str(tmp_path / "plan.toml"), ["dit-xl-2-256", "--on", "4xa100-80", "--denoise", "images=2,size=256"]
+    assert main(["search", *words, "--save", path, "--json"]) == 0
+    best = json.loads(capsys.readouterr().out)["best"]
+    times = [one["latency_s"] for one in best]
+    assert times == sorted(times)
+    for plan in ("dp4", "cp4 allgather", "dp2 tp2", "pp4"):
+        assert main(["predict", *words, "--plan", plan, "--json"]) == 0
+        assert times[0] <= json.loads(capsys.readouterr().out)["latency_s"]
+    assert main(["predict", path, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["latency_s"] == times[0]
+    assert main(["search", *words, "--allow", "stale=patches", "--top", "1"]) == 0
+    assert "plans, the best" in capsys.readouterr().out
+    assert not any("stale" in one["plan"] for one in best)  # other images are searched where they are allowed alone
+    assert main(["search", *words, "--slo", "ttft=1s", "--train", "batch=4"]) == 2
+    assert capsys.readouterr().err.count("error[X004]") == 2
+
+
+@pytest.mark.parametrize(
+    ("option", "said"), [("--rollout", "devices=best tries every split"), ("--feed", "predict plan.toml --feed")]
+)
+def test_what_no_search_is_asked_says_what_to_do_instead(option, said, capsys):
+    words = ["llama3-8b", "--on", "8xh100", "--train", "batch=8,seq=4096"]
+    assert main(["search", *words, option, "workers=2"]) == 2
+    found = capsys.readouterr().err
+    assert "[X003]" in found and said in found

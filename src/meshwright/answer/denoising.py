@@ -11,7 +11,7 @@ from meshwright.answer.metrics import Metric
 from meshwright.answer.prediction import Assumption, RankMemory
 from meshwright.answer.whole_answer import limits, plain, rank_memory, timed
 from meshwright.cost import Costs, load_framework, standard
-from meshwright.errors import MeshwrightError
+from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.lower.denoising import DenoisingStep, denoising_step
 from meshwright.plan import Plan, check
 from meshwright.plan.facet import wrong
@@ -83,20 +83,12 @@ def predict_denoising(
         MeshwrightError: every violation at once: W019 a model that makes no images or a size that does not divide, and
             the P codes of the plan.
     """
-    train, plan = denoise.train(model), plan.on(cluster.num_devices)
-    if plan.several:
-        raise MeshwrightError([wrong("P076", "images are made by a plan of one pool", "pools", "say one pool")])
-    layout = plan.layout
-    found = []
-    if train.global_batch % layout.dp:
-        message = f"dp={layout.dp} replicas do not share the {train.global_batch} rows of a step alike"
-        found.append(wrong("P076", message, f"layout.dp = {layout.dp}", f"say a dp that divides {train.global_batch}"))
-    if layout.zero or plan.offload.any or plan.pipeline.vpp > 1 or plan.pipeline.fill:
-        message = "zero, offload, several chunks a rank and frozen layers are of training"
-        found.append(wrong("P076", message, "layout", "drop them"))
-    found += [] if found else check(plan, model, cluster, train)
-    if found:
+    plan = plan if plan.several else plan.on(cluster.num_devices)
+    if found := denoising_violations(model, cluster, denoise, plan):
         raise MeshwrightError(found)
+    train = denoise.train(model)
+    rows = train.global_batch // plan.layout.dp
+    plan = msgspec.structs.replace(plan, pipeline=msgspec.structs.replace(plan.pipeline, microbatch=rows))
     costs = costs or standard(load_framework("fused"))
     step = denoising_step(plan, model, cluster, train)
     stale = plan.denoising.stale
@@ -112,6 +104,30 @@ def predict_denoising(
         assumptions=(*_assumptions(denoise, model, stale), *convolution_assumptions(model, train, plan)),
         cautions=_cautions(plan),
     )
+
+
+def denoising_violations(model: Model, cluster: Cluster, denoise: Denoise, plan: Plan) -> list[Diagnostic]:
+    """Return all violations of a plan with ``dp`` filled in.
+
+    Raises:
+        MeshwrightError: W019 a model that makes no images, or a size that does not divide.
+    """
+    train = denoise.train(model)
+    if plan.several:
+        return [wrong("P076", "images are made by a plan of one pool", "pools", "say one pool")]
+    layout, found = plan.layout, []
+    if train.global_batch % layout.dp:
+        message = f"dp={layout.dp} replicas do not share the {train.global_batch} rows of a step alike"
+        found.append(wrong("P076", message, f"layout.dp = {layout.dp}", f"say a dp that divides {train.global_batch}"))
+    if layout.zero or plan.offload.any or plan.pipeline.vpp > 1 or plan.pipeline.fill:
+        message = "zero, offload, several chunks a rank and frozen layers are of training"
+        found.append(wrong("P076", message, "layout", "drop them"))
+    rows, said = max(1, train.global_batch // layout.dp), plan.pipeline.microbatch
+    if said not in (1, rows):
+        message = f"mb{said}: the {rows} rows of a replica pass each step together"
+        help = f"drop mb{said}; images= of --denoise says how many are made at a time"
+        found.append(wrong("P076", message, f"pipeline.microbatch = {said}", help))
+    return found or check(plan, model, cluster, train)
 
 
 def _memory(step: DenoisingStep, plan: Plan, cluster: Cluster) -> tuple[RankMemory, ...]:

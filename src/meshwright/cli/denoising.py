@@ -1,4 +1,5 @@
-"""``meshwright predict --denoise``: how long a diffusion model takes to make images under a plan."""
+"""``meshwright predict --denoise``: how long a diffusion model takes to make images under a plan, and ``search``: under
+which plan it makes them soonest."""
 
 from __future__ import annotations
 
@@ -8,15 +9,16 @@ import msgspec
 
 from meshwright.cli import options
 from meshwright.cli.question import GOAL, WANTED, Question, read_parts
-from meshwright.cli.sheets import show, unwritable_files
+from meshwright.cli.sheets import PartsRead, limits, of_others, show, show_found, unsearchable, unwritable_files
 from meshwright.errors import Diagnostic, MeshwrightError
 
 #: What such a question needs, and how it is written.
 NEEDED = {field: how for field, how in WANTED.items() if field != "train"}
 NEEDED["plan"] = '--plan "cp8 allgather stale=patches"'
+NOUN = "images"
 #: Options of other questions, and files that are written of these alone.
 OTHERS = ("train", "serve", *GOAL, "world")
-FILES = ("trace", "job_trace", "records", "slo", "engine_profile")
+FILES = ("job_trace", "records", "slo", "engine_profile")
 
 
 def predict_denoised(question: Question, given: Any, wrong: list[Diagnostic]) -> int:
@@ -49,9 +51,40 @@ def predict_denoised(question: Question, given: Any, wrong: list[Diagnostic]) ->
     return show(predict_denoising(model, cluster, denoise, plan, costs=costs), sheet, given)
 
 
+def search_denoised(question: Question, given: Any, wrong: list[Diagnostic]) -> int:
+    """Search the plans that make the images and print the best; 0 when a plan fits, 1 when none does.
+
+    Raises:
+        MeshwrightError: everything that is wrong with the question, at once.
+    """
+    from meshwright.spec.denoise import parse
+    from meshwright.spec.model import load
+
+    others = of_others(msgspec.structs.replace(question, denoise=""), given, "search", NOUN)
+    others += [_alien("--train", "search")] if question.train else []
+    reading = PartsRead(question, [*wrong, *others, *unsearchable(given)])
+    reading.missing({field: how for field, how in NEEDED.items() if field != "plan"}, "search")
+    parts = reading.done(
+        reading.part(question.model, lambda: load(reading.path(question.model))),
+        reading.cluster("images are made"),
+        reading.part(question.denoise, lambda: parse(question.denoise)),
+        reading.costs(),
+    )
+    from meshwright.report.denoising_sheet import render_best
+    from meshwright.search.denoising import find_denoising
+
+    model, cluster, denoise, costs = parts
+    found = find_denoising(model, cluster, denoise, costs=costs, **limits(given))
+    return show_found(found, render_best, question, given, denoise.text(), "denoise")
+
+
+def _alien(name: str, command: str) -> Diagnostic:
+    message, where = f"{name} says nothing of {NOUN}", f"meshwright {command} --denoise"
+    return Diagnostic(code="X004", message=message, place=where, help="drop it, or drop --denoise")
+
+
 def _of_others(question: Question, given: Any) -> list[Diagnostic]:
     """X004 for what is of other questions: said beside images, one of the two is meant."""
     said = [f"--{name}" for name in OTHERS if getattr(question, name)]
     said += [f"--{name.replace('_', '-')}" for name in FILES if getattr(given, name, "")]
-    where, help = "meshwright predict --denoise", "drop it, or drop --denoise"
-    return [Diagnostic(code="X004", message=f"{n} says nothing of images", place=where, help=help) for n in said]
+    return [_alien(name, "predict") for name in said]

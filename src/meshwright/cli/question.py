@@ -70,6 +70,9 @@ DENOISE = ("denoise",)
 #: What is asked beside one, and what it may be fed by.
 ROLLOUT = ("rollout",)
 FEED = ("feed",)
+#: Codes of a model that has or may have other words of a workload: one of another kind, or a file that says nothing of
+#: what it is.
+OTHER_WORDS = ("M007", "M010", "M011")
 #: Field -> how it is written on the command line, for what is missing.
 WANTED = {
     "model": "MODEL, a catalog name or a config.json (meshwright catalog models)",
@@ -285,8 +288,8 @@ def read_parts(question: Question) -> tuple[list[Any], list[Diagnostic]]:
 
     for field, reader in readers.items():
         text = getattr(question, field)
-        if field == "train" and any(one.code in ("M010", "M011") for one in wrong):
-            continue  # of a model of another kind, whose workloads have other words
+        if field == "train" and any(one.code in OTHER_WORDS for one in wrong):
+            continue
         if text:  # else it is reported as missing by the command
             read(field, lambda reader=reader, text=text: reader(path_of(text, question.base)))
     if question.framework:

@@ -40,11 +40,20 @@ exchanging gradients in every step has after --tokens: meshwright explain time_t
 With --serve in place of --train: how many devices, which layout, replicas and scheduler keep --slo; with --day a whole
 day of it, beside a training job where --train is said too.
 
+With --denoise in place of --train: the plan under which a diffusion model makes its images soonest.
+
 Exit code 0: found; 1: nothing fits, or not in time and budget; 2: the question is wrong; 130: stopped before anything
 was found.
 Ctrl-C ends the search with what was found, a second one at once."""
 NO_STORE = "none"
 PICKS = ("recommended", "fastest")
+#: Options of ``predict`` about what no search is asked, and what to do instead.
+PREDICTED = {
+    "--rollout": "meshwright predict --rollout ...,devices=best tries every split of the devices; the plan that "
+    "trains is found by a search with --train alone",
+    "--feed": "a search takes data to be there in time: search without it and --save plan.toml, then meshwright "
+    "predict plan.toml --feed ... says whether steps wait",
+}
 #: Whom --runnable asks: the exporters' usual targets and this package's executor.
 ENGINES = ("megatron", "torchtitan", "deepspeed", "accelerate", "meshwright")
 
@@ -58,6 +67,9 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
     serve: options.text(
         "REQUESTS", "rate=20,prompt=1024,output=256 or trace=FILE,rate=20: meshwright explain serve."
     ) = ""
+    denoise: options.text("IMAGES", "images=1,size=1024,steps=50 of a diffusion model: meshwright explain denoise.") = (
+        ""
+    )
     slo: options.text("BOUNDS", "With --serve: bounds to keep, ttft=500ms,tpot=50ms@p90.") = ""
     day: options.text("DAY", "With --serve: a day with autoscaling, low=4,start=3m,lose=10h.") = ""
     rates: options.text("RATES", "With --serve: the best plan at each of these rates, 5,10,20.") = ""
@@ -106,7 +118,14 @@ def run(argv: list[str]) -> int:
         if wrong:
             raise MeshwrightError(wrong)
         return _ask(given)
-    question = asked({field: getattr(given, field) for field in ("model", "serve")} | {"on": ""})
+    wrong = [_predicted_alone(one) for one in wrong]
+    question = asked({field: getattr(given, field) for field in ("model", "serve", "denoise")} | {"on": ""})
+    if question.denoise:
+        from meshwright.cli.denoising import search_denoised
+
+        said = ("model", "train", "framework", "tokens", "days", "budget", "price", "serve", "denoise")
+        of_images = asked({field: getattr(given, field) for field in said} | {"on": ",".join(given.on)})
+        return search_denoised(of_images, given, wrong)
     if question.serve:
         from meshwright.cli.search_serving import search_served
 
@@ -145,6 +164,12 @@ def run(argv: list[str]) -> int:
     if found.fits:
         return 0 if found.best[0].prediction.good else 1
     return INTERRUPTED if found.stopped else 1
+
+
+def _predicted_alone(wrong: Diagnostic) -> Diagnostic:
+    """A fault of the options, which says what to do instead where ``predict`` alone has such an option."""
+    help = next((help for option, help in PREDICTED.items() if f"'{option}" in wrong.message), "")
+    return msgspec.structs.replace(wrong, help=help) if help else wrong
 
 
 def _read(given: SearchOptions, wrong: list[Diagnostic]) -> scaling.AskedCurve:

@@ -133,8 +133,11 @@ def limits(given: Any) -> dict[str, Any]:
     return {name: getattr(given, name) for name in ("fix", "bound", "exclude", "allow")} | {"top": int(given.top or 5)}
 
 
-def show_found(found: Any, render: Callable[[Any, Any], None], question: Question, given: Any, train: str) -> int:
-    """Print the best plans of a search and save the first with its question; 0 when a plan fits, 1 when none does."""
+def show_found(
+    found: Any, render: Callable[[Any, Any], None], question: Question, given: Any, work: str, option: str = "train"
+) -> int:
+    """Print the best plans of a search and save the first with its question, whose workload an `option` says; 0 when a
+    plan fits, 1 when none does."""
     if given.json:
         print_json(found.to_json())
     else:
@@ -144,6 +147,6 @@ def show_found(found: Any, render: Callable[[Any, Any], None], question: Questio
 
         said = {field: getattr(question, field) for field in ("model", "on", "framework") if getattr(question, field)}
         said = {field: beside(path_of(text, question.base), given.save) for field, text in said.items()}
-        save(found.best[0].plan, given.save, said | {"train": train})
+        save(found.best[0].plan, given.save, said | {option: work})
         note(f"wrote {given.save}: meshwright predict {given.save} says more")
     return 0 if found.fits else 1

@@ -151,7 +151,7 @@ def adapters(block: Block, hidden: int, target: str) -> int:
     return sum(layers.of(part).adapters(part, hidden, target) for _, part in _parts(block))
 
 
-def rules(block: Block, plan: Plan, train: Train) -> Iterator[tuple[str, str]]:
+def rules(block: Block, plan: Plan, train: Train) -> Iterator[tuple[str, ...]]:
     """Yield the violations of all parts of a block, (message, help) each."""
     if block.ways not in (1, plan.layout.tp):
         yield f"{block.ways} streams of a block are on as many ranks, and tp={plan.layout.tp}", f"say tp{block.ways}"

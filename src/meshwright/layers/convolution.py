@@ -213,25 +213,30 @@ def classifier_flops(spec: ImageClassifier, tokens: Tokens) -> Flops:
     return Flops(weights=2 * tokens.rows * sum(k * n for k, n in spec.layers(tokens.hidden)))
 
 
-def rules(spec: ConvolutionPath | ImageStem | ImageClassifier, plan: Plan, train: Train) -> Iterator[tuple[str, str]]:
+def rules(spec: ConvolutionPath | ImageStem | ImageClassifier, plan: Plan, train: Train) -> Iterator[tuple[str, ...]]:
     """Yield what convolutions are not cut by, and what they are not computed in."""
     layout = plan.layout
     if layout.tp > 1:
         yield (
             f"tp={layout.tp}: every rank convolves all channels: tensor parallelism of convolutions is not modelled",
             "say tp1: replicas (dp), sharded state (zero1, fsdp) and pipeline stages (pp) divide the work",
+            f"plan.layout.tp = {layout.tp}",
         )
     if layout.cp > 1:
         yield (
             f"cp={layout.cp}: images stay whole, as nothing hands on the rows at the edge of a rank's part while it is "
             "trained",
             "say cp1, and a dp as many times larger",
+            f"plan.layout.cp = {layout.cp}",
         )
     dtype = plan.precision.compute or train.dtype
     if DTYPE_BYTES[dtype] < 2:
-        yield f"{dtype}: convolutions are multiplied in 16 bits or more here", "say dtype=bf16, fp16 or fp32"
+        own = bool(plan.precision.compute)
+        place = f"plan.precision.compute = {dtype}" if own else f"--train dtype={dtype}"
+        help = f"say {'' if own else 'dtype='}bf16, fp16 or fp32"
+        yield f"{dtype}: convolutions are multiplied in 16 bits or more here", help, place
     if train.lora is not None:
-        yield "phase=lora: convolutions have no adapters here", "say phase=pretrain"
+        yield "phase=lora: convolutions have no adapters here", "say phase=pretrain", "--train phase=lora"
 
 
 KINDS = (

@@ -150,7 +150,7 @@ def no_adapters(record: Any, hidden: int, target: str) -> int:
     return 0
 
 
-def no_rules(record: Any, plan: Plan, train: Train) -> Iterator[tuple[str, str]]:
+def no_rules(record: Any, plan: Plan, train: Train) -> Iterator[tuple[str, ...]]:
     """The rules of a part that every plan can split: none."""
     yield from ()
 
@@ -172,7 +172,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
         state: what it keeps of a sequence for the next token.
         adapters: inputs plus outputs of its matrix of a name that LoRA targets (``q``, ``up``), 0 = it has none.
         tables: rows and columns of the matrices on a rank that no product multiplies: those that are looked up.
-        rules: pairs (what is illegal, what to do) of a plan for it.
+        rules: what is illegal of a plan for it, what to do, and where that was said, if not in the sizes of the layout.
     """
 
     name: str
@@ -183,4 +183,4 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     state: Callable[[Any], Cache] = nothing_kept
     adapters: Callable[[Any, int, str], int] = no_adapters
     tables: Callable[[Any, Context], tuple[tuple[int, int], ...]] = no_tables
-    rules: Callable[[Any, Plan, Train], Iterator[tuple[str, str]]] = no_rules
+    rules: Callable[[Any, Plan, Train], Iterator[tuple[str, ...]]] = no_rules

@@ -78,7 +78,7 @@ def state(spec: SharedTransformer) -> Cache:
     return attention_state(spec.attention)
 
 
-def rules(spec: SharedTransformer, plan: Plan, train: Train) -> Iterator[tuple[str, str]]:
+def rules(spec: SharedTransformer, plan: Plan, train: Train) -> Iterator[tuple[str, ...]]:
     """Heads and inner width must divide; a weight that two pipeline stages share would have to be exchanged."""
     tp, cp = plan.layout.tp, plan.layout.cp
     for what, count in (("heads of the shared block", spec.heads), ("the shared block's MLP width", spec.ffn)):

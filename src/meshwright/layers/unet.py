@@ -169,7 +169,7 @@ def noise_flops(spec: LatentNoise, tokens: Tokens) -> Flops:
     return Flops(weights=2 * spec.convolution.products(_places(tokens)))
 
 
-def rules(spec: msgspec.Struct, plan: Plan, train: Train) -> Iterator[tuple[str, str]]:
+def rules(spec: msgspec.Struct, plan: Plan, train: Train) -> Iterator[tuple[str, ...]]:
     """Yield what U-Nets are not cut by: rows of an image are ranks' own while images are made alone."""
     alone = train.phase == DENOISE and plan.layout.cp > 1
     whole = msgspec.structs.replace(plan, layout=msgspec.structs.replace(plan.layout, cp=1)) if alone else plan

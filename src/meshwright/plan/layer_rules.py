@@ -22,8 +22,10 @@ def _layers(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterato
     """Yield the violations of the rules by which the model's kinds of layers can be split."""
     layout = plan.layout
     found = dict.fromkeys(rule for _, layer in model.all_layers for rule in layers.of(layer).rules(layer, plan, train))
-    for message, help in found:
-        yield _bad("P027", f"{message} ({model.name})", f"layout = tp{layout.tp} pp{layout.pp} cp{layout.cp}", help)
+    sizes = f"plan.layout = tp{layout.tp} pp{layout.pp} cp{layout.cp}"
+    for message, help, *said in found:
+        place = said[0] if said else sizes
+        yield Diagnostic(code="P027", message=f"{message} ({model.name})", place=place, help=help)
 
 
 def _streams(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:

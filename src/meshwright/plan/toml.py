@@ -36,7 +36,8 @@ from meshwright.spec.toml_text import dumps
 
 FORMAT_VERSION = 1
 #: What a file may say beside the plan: what it was made for.
-QUESTION = ("title", "model", "on", "train", "serve", "framework", "tokens", "days", "budget", "price")
+QUESTION = ("title", "model", "on", "train", "serve", "denoise", "rollout", "feed", "framework")
+QUESTION += ("tokens", "days", "budget", "price", "world")
 
 
 def dump(plan: Plan, question: Mapping[str, str] | None = None) -> str:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from rich.console import Console
+
 from meshwright.answer.denoising import DenoisingPrediction
-from meshwright.quantity import seconds
+from meshwright.quantity import gibibytes, seconds
 from meshwright.report.sheet import Lines, Sheet, fullest, headline
+from meshwright.report.sheet_text import render_found
+from meshwright.search.listed import FoundPlans
 
 
 def sheet(prediction: DenoisingPrediction) -> Sheet:
@@ -34,3 +38,12 @@ def sheet(prediction: DenoisingPrediction) -> Sheet:
         assumptions=prediction.assumptions,
         cautions=prediction.cautions,
     )
+
+
+def render_best(found: FoundPlans, console: Console) -> None:
+    """Print the best plans of a search to `console`, and the first of them in full."""
+    rows = []
+    for one in found.best:
+        held, fits = gibibytes(one.peak_memory_bytes), "fits" if one.fits else "does not fit"
+        rows.append((seconds(one.latency.value), f"{one.images_per_s:.3g} images/s", held, fits, one.plan.text()))
+    render_found(found.evaluated, ("latency", "", "a device", "", "plan"), rows, sheet(found.best[0]), console)

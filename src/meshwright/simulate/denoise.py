@@ -17,15 +17,21 @@ from meshwright.graph import GraphBuilder, TaskGraph
 from meshwright.lower.denoising import DenoisingStep
 from meshwright.lower.program import Program
 from meshwright.plan.facets.denoising import PATCHES, STAGES
-from meshwright.simulate.engine import steady_state
+from meshwright.simulate.engine import steady_state, times
 from meshwright.simulate.ports import PassPart, cut
 from meshwright.simulate.price import Pricer
+from meshwright.simulate.unrolled import unrolled
+from meshwright.timeline import Timeline, from_times
+
+#: Steps of a timeline that is drawn: as all of them are alike, two and what begins the next.
+DRAWN_STEPS = 3
 
 
 class DenoisedTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of all steps (``total_s``), of a step that waits for its exchanges (``waiting_s``) and of one in the
     steady state (``step_s``); of the latter how long the busiest rank computes. ``sigma`` is the relative error of the
-    passes' prices, ``sent_bytes`` what a rank brings into the exchanges inside a step's layers."""
+    passes' prices, ``sent_bytes`` what a rank brings into the exchanges inside a step's layers. ``graph`` is that of a
+    step in the steady state, with the seconds of its cost keys."""
 
     total_s: float
     waiting_s: float
@@ -33,27 +39,38 @@ class DenoisedTimes(msgspec.Struct, frozen=True, kw_only=True):
     computed_s: float
     sigma: float
     sent_bytes: float
+    graph: TaskGraph
+    seconds: np.ndarray
+
+    @property
+    def timeline(self) -> Timeline:
+        """The first steps of those in the steady state: :data:`DRAWN_STEPS` of them."""
+        drawn = unrolled(self.graph, DRAWN_STEPS)
+        return from_times(drawn, *times(drawn, self.seconds))
 
 
 def denoised(step: DenoisingStep, costs: Costs, *, steps: int, warmup: int, stale: str) -> DenoisedTimes:
     """Time all steps, the first `warmup` of which wait for every exchange."""
     pricer = Pricer(costs)
     first = min(warmup, steps) if stale in (PATCHES, STAGES) else steps
-    plain = _timed(step, costs, pricer, "", max(first, 2))
-    relaxed = plain
+    shown = graph_of(step, costs, pricer, "")
+    plain = relaxed = _ends(shown, max(first, 2))
     if first < steps:
-        relaxed = _timed(step, costs, pricer, stale, max(steps - first, 2))
+        shown = graph_of(step, costs, pricer, stale)
+        relaxed = _ends(shown, max(steps - first, 2))
     total = (plain[first - 1] if first else 0.0) + (relaxed[steps - first - 1] if first < steps else 0.0)
     last = relaxed if first < steps else plain
     priced = [pricer(program) for program in step.passes]
-    seconds = sum(one.seconds for one in priced)
+    computing_s = sum(one.seconds for one in priced)
     return DenoisedTimes(
         total_s=float(total),
         waiting_s=_period(plain, len(step.passes)),
         step_s=_period(last, len(step.passes)),
         computed_s=max(_computed(costs, program) for program in step.passes),
-        sigma=float(np.sqrt(sum(float((one.spread**2).sum()) for one in priced)) / seconds) if seconds else 0.0,
+        sigma=float(np.sqrt(sum(float((one.spread**2).sum()) for one in priced)) / computing_s) if computing_s else 0.0,
         sent_bytes=max(_sent(program) for program in step.passes),
+        graph=shown[0],
+        seconds=np.array(shown[1]),
     )
 
 
@@ -63,10 +80,9 @@ def _period(ends: np.ndarray, stages: int) -> float:
     return float(ends[-1] - ends[-1 - over]) / over
 
 
-def _timed(step: DenoisingStep, costs: Costs, pricer: Pricer, stale: str, steps: int) -> np.ndarray:
-    """The end of each of so many steps, seconds [steps]."""
-    graph, seconds = graph_of(step, costs, pricer, stale)
-    return steady_state(graph, np.array(seconds), steps)
+def _ends(priced: tuple[TaskGraph, list[float]], steps: int) -> np.ndarray:
+    """The end of each of so many steps of a graph with the seconds of its cost keys, seconds [steps]."""
+    return steady_state(priced[0], np.array(priced[1]), steps)
 
 
 def graph_of(step: DenoisingStep, costs: Costs, pricer: Pricer, stale: str) -> tuple[TaskGraph, list[float]]:

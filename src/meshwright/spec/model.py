@@ -205,10 +205,12 @@ def _read_file(file: Path) -> dict[str, Any]:
         config = json.loads(file.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        reason = "it is empty" if "line 1 column 1 (char 0)" in reason and not file.stat().st_size else reason
-        raise MeshwrightError.one(
-            "M007", f"cannot read {file.name}: {reason}", place=str(file), help="a config.json in UTF-8 is expected"
-        ) from None
+        help = "a config.json in UTF-8 is expected"
+        if isinstance(error, json.JSONDecodeError):
+            empty = not file.stat().st_size
+            reason = "it is empty" if empty else f"not JSON: {reason}"
+            help = help if empty else f"mend line {error.lineno} of the file"
+        raise MeshwrightError.one("M007", f"cannot read {file.name}: {reason}", place=str(file), help=help) from None
     if not isinstance(config, dict):
         raise MeshwrightError.one(
             "M007", f"{file.name} holds a {type(config).__name__}, not an object", place=str(file)

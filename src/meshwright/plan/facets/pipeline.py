@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 #: Microbatches times layers of one step: far above what anybody runs, and what still takes seconds to simulate.
 MAX_PASSES = 2_000_000
-#: Sequences of a microbatch at most, in the default space, and images of one.
-MOST_MICROBATCH, MOST_IMAGES = 32, 512
+#: Sequences of a microbatch at most, in the default space: so many, and of short ones so many tokens; images of one.
+MOST_MICROBATCH, MOST_TOKENS, MOST_IMAGES = 32, 65536, 512
 #: Ordered anew for the times of every plan, so that no plan says much about another: allowed, not the default.
 SEARCHED = ("zb-auto", "zb-1p", "zb-2p")
 
@@ -186,8 +186,9 @@ def _implied(plan: Plan, said: set[str], fresh: bool) -> Pipeline:
 
 
 def _sizes(train: Train) -> tuple[int, ...]:
-    """Sizes of a microbatch in the default space. One image is little work for a device, so that more are together."""
-    most = MOST_IMAGES if train.image else MOST_MICROBATCH
+    """Sizes of a microbatch in the default space. An image, or a short sequence, is little work for a device, so that
+    more of them are together."""
+    most = MOST_IMAGES if train.image else max(MOST_MICROBATCH, MOST_TOKENS // train.seq_len)
     return tuple(n for n in divisors(train.global_batch) if n <= most)
 
 
