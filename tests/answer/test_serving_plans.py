@@ -4,6 +4,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.answer.serving import predict_serving
+from meshwright.cost.engine import engine_profile
 from meshwright.errors import MeshwrightError
 from meshwright.spec.serve import parse
 
@@ -170,6 +171,27 @@ def test_a_padded_engine_computes_every_prompt_as_long_as_the_longest(tmp_path):
         )
     )
     assert padded == longest > 1.5 * packed
+
+
+def test_the_host_issues_each_kernel_of_attention_that_is_several():
+    # a short prompt waits for the host: 9 kernels of BERT's layer beside attention, which is 1 of them or 5
+    def host(plan):
+        found = asked("batch=1,prompt=64,output=1,policy=static", model="bert-base", plan=plan)
+        return sum(seconds for cause, seconds in found.attribution.items() if cause != "idle")
+
+    step = engine_profile().step_us * 1e-6 + engine_profile().request_us * 1e-6
+    assert (host("unfused") - step) / (host("tp1") - step) == pytest.approx(14 / 10, rel=0.01)
+
+
+def test_scores_of_separate_kernels_lie_in_rows_of_whole_vectors():
+    # lengths between the nodes of a table, which are no multiples of 8, take no longer than those around them
+    lengths = (256, 352, 368, 480)
+    times = [
+        asked(f"batch=16,prompt={n},output=1,policy=static", model="bert-base", on="1xa100-80", plan="unfused")
+        for n in lengths
+    ]
+    attention = [one.attribution["attention"] / n**2 for one, n in zip(times, lengths)]
+    assert max(attention) < 1.3 * min(attention)  # 2.3 times where a node of 362 tokens is priced as it is
 
 
 def test_a_prefix_read_once_decodes_faster_the_more_requests_share_it():

@@ -15,6 +15,7 @@ from meshwright.answer.prediction import RankMemory
 from meshwright.answer.token_budget import MOST_BUDGET, budget_within
 from meshwright.cost import Costs
 from meshwright.cost.engine import EngineProfile
+from meshwright.lower.entry import Entry
 from meshwright.lower.forward import Forward
 from meshwright.lower.place import Mesh
 from meshwright.plan import Plan
@@ -113,7 +114,7 @@ def built(
         policy=policy,
         limits=limits,
         costs=table,
-        host=streaming(host_times(profile, model, serve, plan.layout.pp), forward, cluster),
+        host=streaming(issued(host_times(profile, model, serve, plan.layout.pp), forward), forward, cluster),
         stages=plan.layout.pp,
         order=serving.get("order", serve.engine.order),
         rules=cache_rules(serve, requests, block_bytes, adapter_rules(serve, requests, forward, block_bytes)),
@@ -216,6 +217,22 @@ def host_times(profile: EngineProfile, model: Model, serve: Serve, stages: int =
         token_s=profile.token_us * 1e-6,
         front_steps=profile.front_steps,
     )
+
+
+def issued(host: HostTimes, forward: Forward) -> HostTimes:
+    """Return host times where attention is several kernels: the host issues each of them, and a profile says what it
+    takes for layers of which attention is one."""
+    if not forward.unfused:
+        return host
+    layers = list(enumerate(forward.model.layers_by_kind))
+    rest = sum(count * _kernels(forward.tokenwise(kind, 1)) for kind, count in layers)
+    one = sum(mixing.layers * max(1, len(mixing.kernels)) for mixing in forward.mixing)
+    several = sum(mixing.layers * _kernels(forward.cores(mixing, 1, 2, 0)) for mixing in forward.mixing)
+    return msgspec.structs.replace(host, eager_s=host.eager_s * (rest + several) / (rest + one))
+
+
+def _kernels(entries: list[Entry]) -> int:
+    return sum(getattr(entry.work, "kernels", 1) for entry in entries)
 
 
 def _block_bytes(forward: Forward, stage: int, serve: Serve, length: np.ndarray) -> float:

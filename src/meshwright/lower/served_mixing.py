@@ -34,6 +34,9 @@ from meshwright.work import (
 MIXED = (AttentionCore, VarlenAttention, Scan, Convolution)
 #: Queries of a block of attention kernels, and keys that one goes through at least where they are cut in parts.
 BLOCK_QUERIES, BLOCK_KEYS = 128, 256
+#: Numbers of 16 bits that lie together in 16 bytes, of which matrix units take whole ones (NVIDIA's matrix
+#: multiplication guide; pad_to_multiple_of in Hugging Face's tokenizers).
+VECTOR = 8
 #: Bytes of a number of a scan's state: engines keep it in fp32.
 STATE_BYTES = 4.0
 
@@ -118,16 +121,23 @@ def entries(
 
 def _unfused(c: Context, whole: AttentionCore) -> list[Entry]:
     """Scores, their softmax and the weighted sum as kernels of their own, which store every score: keys that a mask
-    hides are computed too. The softmax adds the mask, finds the maximum and divides by the sum."""
+    hides are computed too. The softmax adds the mask, finds the maximum and divides by the sum. Scores lie in rows of
+    whole vectors, as frameworks pad sequences: matrix units take no others."""
     rows = {"batch": int(whole.batch * whole.heads), "dtype": whole.dtype, "out_bytes": c.element}
-    scores = float(rows["batch"]) * whole.q_len * whole.kv_len
+    queries, keys = _padded(whole.q_len), _padded(whole.kv_len)
+    scores = float(rows["batch"]) * queries * keys
     return _chain(
         [
-            ("scores", "compute", Gemm(m=whole.q_len, n=whole.kv_len, k=whole.head_dim, **rows)),
+            ("scores", "compute", Gemm(m=queries, n=keys, k=whole.head_dim, **rows)),
             ("softmax", "compute", Elementwise(num_bytes=4 * scores * c.element, kernels=3, fused=True)),
-            ("weighted sum", "compute", Gemm(m=whole.q_len, n=whole.v_head_dim, k=whole.kv_len, **rows)),
+            ("weighted sum", "compute", Gemm(m=queries, n=whole.v_head_dim, k=keys, **rows)),
         ]
     )
+
+
+def _padded(tokens: int) -> int:
+    """Return the rows of scores of so many tokens: one of a next token stays one."""
+    return tokens if tokens == 1 else -(-tokens // VECTOR) * VECTOR
 
 
 def _decoded(c: Context, whole: AttentionCore) -> list[Entry]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from statistics import fmean
 
 import msgspec
@@ -26,8 +27,10 @@ from meshwright.work import Gemm
 MARLIN_SHAPE = {"n": 4 * 18432, "k": 18432}
 #: Inner widths of ParScale's base and of the model that predicts as well as it does with 8 streams.
 BASE_AND_LARGER = (5568, 11397)
-#: Prompts of BERT's batches in ByteTransformer's comparison: the longest; they are 0.6 as long on average.
-BERT_LENGTHS, BERT_BATCHES, SHORTEST = (128, 256, 512, 1024), (1, 8, 16), 0.2
+#: Prompts of BERT's batches in ByteTransformer's tables: the longest; they are 0.6 as long on average.
+BERT_LENGTHS, BERT_BATCHES, SHORTEST = range(64, 1025, 64), (1, 16), 0.2
+#: Tokens of the longest sequences whose attention is one kernel in FasterTransformer (2210.03052).
+FASTER_FUSES = 512
 
 
 def forward(model: str, on: str, plan: str) -> Forward:
@@ -126,34 +129,49 @@ def window() -> Outcome:
 
 def unpadded() -> Outcome:
     """Batches of BERT with prompts of unlike lengths: packed with fused attention, over rectangles with separate
-    kernels (PyTorch JIT) and with fused ones."""
+    kernels (PyTorch JIT), and with attention that is fused for short sequences alone (FasterTransformer). Times are an
+    iteration's of device and host, as benchmark/bert_bench.sh measures them, without a server's front."""
     bert = msgspec.structs.replace(load_model("bert-base"), max_seq_len=0)
+    where, tables = load_cluster("1xa100-80"), {}
 
-    def seconds(longest: int, batch: int, plan: str) -> float:
-        serve = Serve(batch=batch, prompt=1, output=1, requests=batch, engine=EngineWords(policy="static"))
-        prompt = np.linspace(longest, SHORTEST * longest, batch).astype(np.int64)
-        some = Requests(arrival_s=np.zeros(batch), prompt=prompt, output=np.ones(batch, np.int64))
-        asked = predict_serving(bert, load_cluster("1xa100-80"), serve, parse_plan(plan), requests=some, detail=False)
-        return asked.metrics.e2e_s.mean
+    def parts(prompt: np.ndarray, plan: str) -> dict[str, float]:
+        count = len(prompt)
+        serve = Serve(batch=count, prompt=1, output=1, requests=count, engine=EngineWords(policy="static"))
+        some = Requests(arrival_s=np.zeros(count), prompt=prompt, output=np.ones(count, np.int64))
+        asked = predict_serving(bert, where, serve, parse_plan(plan), requests=some, detail=False, tables=tables)
+        return {cause: seconds for cause, seconds in asked.attribution.items() if cause != "idle"}
 
-    ratios = {
-        plan: fmean(seconds(n, b, plan) / seconds(n, b, "dp1") for n in BERT_LENGTHS for b in BERT_BATCHES)
-        for plan in ("padding=yes unfused", "padding=yes")
-    }
+    whole, kernels, fused = [], [], []
+    for batch, longest in product(BERT_BATCHES, BERT_LENGTHS):
+        middle = (1 + SHORTEST) / 2 * longest
+        own = np.linspace(longest, SHORTEST * longest, batch) if batch > 1 else np.array([middle])
+        all_longest = np.full(batch, longest)
+        packed = parts(own.astype(np.int64), "dp1")
+        separate = parts(all_longest, "padding=yes unfused")
+        other = parts(all_longest, "padding=yes") if longest <= FASTER_FUSES else separate
+        whole.append(sum(separate.values()) / sum(packed.values()))
+        fused.append(sum(other.values()) / sum(packed.values()))
+        if batch == max(BERT_BATCHES):
+            kernels.append(separate["attention"] / packed["attention"])
     return Outcome(
         figures=(
             Figure(
                 "BERT end to end over separate kernels on rectangles (PyTorch JIT)",
-                1.87, ratios["padding=yes unfused"], "x", WITHIN, 0.1, headline=True,
-                why="one prompt has nothing to pack, and small batches little",
+                1.87, fmean(whole), "x", WITHIN, 0.1, headline=True,
             ),
-            Figure("BERT end to end over fused kernels on rectangles", 1.46, ratios["padding=yes"], "x", SHOWN,
-                   why="FasterTransformer pads in attention alone, and fuses it up to 512 tokens"),
+            Figure("attention over separate kernels on rectangles, batch of 16", 6.13, fmean(kernels), "x", WITHIN, 0.1,
+                   headline=True),
+            Figure("BERT end to end over FasterTransformer, fused up to 512 tokens", 1.55, fmean(fused), "x", SHOWN),
         ),
-        baseline="every prompt computed as long as its batch's longest",
+        baseline="every prompt computed as long as the longest that its batch may have",
         assumptions=(
-            "batches of 1, 8 and 16 prompts, 0.2 to 1 times as long as the longest, of 128, 256, 512 and 1,024 tokens; "
-            "mean of the ratios",
+            "as benchmark/bert_bench.sh and the tables of its code: 12 layers in 16 bits, batches of 1 and 16 prompts, "
+            "0.2 to 1 times as long as the longest of 64 to 1,024 tokens by 64 (one prompt 0.6 times); means of the "
+            "ratios, as the mean over those tables is 1.88",
+            "one host for all, of the default profile, which issues kernels one after the other",
+            "1.55 over FasterTransformer is of the paper's last version, and whether tokens but those of attention "
+            "were on rectangles there is not known; XLA, TurboTransformer and DeepSpeed have no kernels here, and are "
+            "not asked",
         ),
     )  # fmt: skip
 
