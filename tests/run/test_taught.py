@@ -13,8 +13,8 @@ from meshwright.errors import MeshwrightError
 from meshwright.plan import parse
 from meshwright.run.checkpoint import Meta, identity, save
 from meshwright.run.data.corpus import Corpus
-from meshwright.run.loop import taught_on
 from meshwright.run.mesh import alone
+from meshwright.run.opened import taught_on
 from meshwright.run.published import published_tensors
 from meshwright.run.trainer import Trainer
 from meshwright.run.weights import export_weights

@@ -16,6 +16,7 @@ from meshwright.cli.needs import lacking
 from meshwright.cli.output import console, note, print_json, unwritable
 from meshwright.cli.question import OPTIONAL, WANTED, asked, read_parts
 from meshwright.cli.run_adapters import EXPORTS, adapted, reported, weights_of
+from meshwright.cli.run_data import changes, not_there, opened, share_held_out
 from meshwright.cli.run_feeding import batch_seconds, waits, wrong_workers
 from meshwright.cli.run_graph import is_graph_run, run_graph
 from meshwright.cli.run_linked import contradictions, on_links, over
@@ -24,7 +25,6 @@ from meshwright.cli.run_options import (
     DESCRIPTION,
     DEVICES,
     DTYPES,
-    HELD_OUT,
     NEEDED,
     NUMBERS,
     OWN,
@@ -201,7 +201,7 @@ def _read(given: RunOptions, wrong: list[Diagnostic]) -> tuple[Job, Callable[[An
     wrong += unwritable(given.routing, "--routing") + unwritable(given.variances, "--variances")
     wrong += unwritable(given.job_trace, "--job-trace") + reported(given)
     wrong += _contradictions(given) + contradictions(given.link, given.device, given.world) + lacking("run", *NEEDED)
-    wrong += _no_text(given.data) if not wrong else []
+    wrong += [one for name in (given.data, given.eval_data) if name for one in not_there(name)] if not wrong else []
     parts, found = read_parts(question)
     peers = [part for part in parts if isinstance(part, Plan) and part.asks_peers]
     wrong += wrong_peers(given, peers[0]) if peers else wrong_world(given)
@@ -223,6 +223,7 @@ def _read(given: RunOptions, wrong: list[Diagnostic]) -> tuple[Job, Callable[[An
         wrong.append(bad(f"--routing {given.routing}", f"{model.name} has no experts that a router chooses among"))
     if given.variances and not any(map(lowered.read, plan.kinds.lowered)):
         wrong.append(bad(f"--variances {given.variances}", "the plan has no operators in fewer bits: say lowered=bf16"))
+    changes(given, model, wrong)
     wrong += check(plan, model, cluster, train) or unexecutable(plan, model, train, precision=precision)
     if wrong:
         raise MeshwrightError(wrong)
@@ -250,27 +251,11 @@ def _read(given: RunOptions, wrong: list[Diagnostic]) -> tuple[Job, Callable[[An
     return job, predicted
 
 
-def _no_text(name: str) -> list[Diagnostic]:
-    """The diagnostics of a text that is not there, before anything is said of what training on it would take; under a
-    launcher every machine looks for itself."""
-    from meshwright.run import data
-
-    if launched():
-        return []
-    try:
-        data.look(name)
-    except MeshwrightError as error:
-        return list(error.diagnostics)
-    return []
-
-
 def _job(given: RunOptions, numbers: dict[str, Any], precision: str, predicted: Callable[[Any], Prediction]) -> Job:
-    """Return the job that every rank is given. The text is tokenised here, unless a launcher started the ranks: then
+    """Return the job that every rank is given. The data are read here, unless a launcher started the ranks: then
     each machine does it for itself."""
     from meshwright.plan.slices import Portions, portions_of
-    from meshwright.run import data
     from meshwright.run.companions import origin_of
-    from meshwright.run.data import tokenizer
     from meshwright.run.job import KEEP, Job
     from meshwright.run.settings import Settings
 
@@ -279,30 +264,14 @@ def _job(given: RunOptions, numbers: dict[str, Any], precision: str, predicted: 
     if wrong:
         raise MeshwrightError(wrong)
     model, plan, train = prediction.model, prediction.plan, prediction.train
-    words, corpus = given.tokenizer or "bytes", ""
+    words = given.tokenizer or "bytes"
     if not given.tokenizer and given.weights and (Path(given.weights) / "tokenizer.json").is_file():
         words = given.weights  # what the weights were trained on
     elif not given.tokenizer and given.resume:
         words = origin_of(given.out).get("tokenizer", words)
-    if not launched():
-        corpus = str(data.build(given.data, tokenizer.load(words), data.cache_folder(), say=note))
-        text = data.load(
-            Path(corpus),
-            train,
-            vocab=model.vocab,
-            microbatch=plan.pools[0].plan.pipeline.microbatch,
-            place=f"--data {given.data}",
-        )
-        if given.eval_every:
-            _check_held_out(text, numbers.get("held_out", HELD_OUT), given.data)
-        if text.rows is not None:  # padding is no use
-            useful = predicted(msgspec.to_builtins(text.lengths()))
-        if given.lengths and isinstance(text, data.MixedText):
-            help = "name one text after the other, with --lengths for each"
-            raise MeshwrightError.one("D009", "--lengths writes those of one text", f"--data {given.data}", help=help)
-        if given.lengths:
-            count = data.write_lengths(text, Path(given.lengths))
-            note(f"wrote {given.lengths}: {count:,} documents, for --train ...,lengths={given.lengths}")
+    found = opened(given, model, train, plan, words, share_held_out(numbers))
+    if found.text is not None and found.text.rows is not None:  # padding is no use
+        useful = predicted(msgspec.to_builtins(found.text.lengths()))
     steps = math.ceil(train.tokens / train.tokens_per_step) if train.tokens else STEPS
     set_by = {"decay": "decay_steps"} | {f: f for f in ("lr", "warmup", "clip", "seed", "min_lr", "weight_decay")}
     nodes = 1 if given.link else prediction.cluster.islands[0].node.devices  # linked ranks have a host each
@@ -325,13 +294,16 @@ def _job(given: RunOptions, numbers: dict[str, Any], precision: str, predicted: 
         settings=settings,
         text=given.data,
         tokenizer=words,
-        corpus=corpus,
+        corpus=found.corpus,
+        judged_text=given.eval_data,
+        judged_corpus=found.judged,
+        augment=changes(given, model, []),
         steps=numbers.get("steps", steps),
         out=given.out,
         resume=given.resume,
         save_every=numbers.get("save_every", 0),
         judged_every=numbers.get("eval_every", 0),
-        held_out=numbers.get("held_out", HELD_OUT) if given.eval_every else 0.0,
+        held_out=share_held_out(numbers) if given.eval_every and not given.eval_data else 0.0,
         keep=numbers.get("keep", KEEP),
         data_workers=numbers.get("data_workers", 0),
         prefetch=numbers.get("prefetch", 0),
@@ -349,18 +321,6 @@ def _job(given: RunOptions, numbers: dict[str, Any], precision: str, predicted: 
         portions=Portions() if plan.several else portions_of(plan, prediction.cluster),
         group_costs=None if used is None or used.groups is None else used.groups.costs,
     )
-
-
-def _check_held_out(text: Any, share: float, name: str) -> None:
-    """D005 where what is held out is less than a batch, or what is left."""
-    from meshwright.run import data
-
-    try:
-        data.held_out(text, share)
-    except ValueError as error:
-        message = f"the text is too short to hold a part out: {error}"
-        help = "more text, another --held-out, a smaller batch or seq, or no --eval-every"
-        raise MeshwrightError.one("D005", message, place=f"--data {name}", help=help) from None
 
 
 def _computed_in(dtype: str, plan: Plan, train: Train) -> tuple[Plan, Train]:

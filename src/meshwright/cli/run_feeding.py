@@ -40,6 +40,7 @@ def batch_seconds(given: Any, job: Job) -> float:
         Path(job.corpus),
         job.train,
         vocab=job.model.vocab,
+        model=job.model,
         seed=job.settings.seed,
         microbatch=job.plan.pipeline.microbatch,
         place=f"--data {job.text}",

@@ -13,10 +13,11 @@ process a rank is started on this machine (on the CPU with gloo, or a GPU each w
 its processes are joined. With --link every rank has an emulated host of its own on this machine (meshwright emulate),
 trains for real over links of that rate and delay, and is predicted for them. Ctrl-C or SIGTERM finishes the step, saves
 a checkpoint in --out and ends with exit code 0. A model of a graph is trained on a file of edges, --data EDGES
-(meshwright explain graph_model).
+(meshwright explain graph_model), a classifier of images on labelled ones: FILE.npz with images and labels, CIFAR's
+binary files or MNIST's.
 
 Exit code 0: trained, or ended on request; 1: a process died or the loss was not a number; 2: the question is wrong."""
-DATA = "--data FILE, a text file, a .jsonl file or a folder of them, or the word sample"
+DATA = "--data FILE, a text file, a .jsonl file, a folder of them or the word sample; or labelled images, FILE.npz"
 STEPS = 20
 #: The framework profile of what runs here, where neither the user nor the device names one.
 OWN = "meshwright"
@@ -56,7 +57,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     plan: options.text("PLAN", "Words such as 'tp2 dp2 zero1', or a .toml file: meshwright explain plan.") = ""
     framework: options.text("NAME", "Whose host and memory costs predict: meshwright catalog frameworks.") = ""
     data: options.text(
-        "PATH", "Text to train on: a file, .jsonl, .parquet, .arrow, .bin, .ds, a folder, a=0.7,b=0.3."
+        "PATH",
+        "Text to train on: a file, .jsonl, .parquet, .arrow, .bin, .ds, a folder, a=0.7,b=0.3; or labelled .npz.",
     ) = ""
     lengths: options.text("FILE.csv", "Write the lengths of the text's documents, for a workload's lengths=.") = ""
     routing: options.text("FILE.json", "Write the choices of the model's routers, for a workload's routing=.") = ""
@@ -92,8 +94,12 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     weight_decay: options.text("RATE", "Decoupled weight decay of matrices; 0.1 if left out.") = ""
     betas: options.text("B1,B2", "Decay of the first and second moment; 0.9,0.95 if left out.") = ""
     keep: options.text("COUNT", "Newest checkpoints that are kept; 2 if left out.") = ""
-    eval_every: options.text("COUNT", "Steps between measurements of the loss on text that is not trained on.") = ""
-    held_out: options.text("SHARE", "With --eval-every: the last share of the text, held out; 0.01 if left out.") = ""
+    eval_every: options.text("COUNT", "Steps between measurements of the loss on data that are not trained on.") = ""
+    held_out: options.text("SHARE", "With --eval-every: the share of the data that is held out; 0.01 if left out.") = ""
+    eval_data: options.text(
+        "PATH", "With --eval-every: labelled images to measure on, in place of a part held out."
+    ) = ""
+    augment: options.text("WAYS", "Change images as they are trained on: flip, crop=PIXELS, or flip+crop=4.") = ""
     clip: options.text("NORM", "Gradients longer than this are scaled down; 1 if left out.") = ""
     seed: options.text("NUMBER", "Of initial weights, data order and dropout; 0 if left out.") = ""
     dtype: options.text("TYPE", "Compute in fp32, bf16, fp8, fp8_row or float64 instead of the workload's type.") = ""

@@ -13,6 +13,7 @@ import msgspec
 
 from meshwright.errors import Diagnostic
 from meshwright.plan import adapters
+from meshwright.plan.classifiers import unbuilt, unexecutable_classifier
 from meshwright.plan.facets import facets
 from meshwright.plan.facets.sequence import HANDED
 from meshwright.plan.record import Plan
@@ -49,6 +50,7 @@ def unexecutable(plan: Plan, model: Model, train: Train, *, precision: str = "")
         *_moved_biases(plan, train),
         *_whole(plan, model, train),
         *_inside(plan, model),
+        *(unexecutable_classifier(plan, model, train) if naming.classifies(model) else ()),
         *(adapters.unexecutable(plan, model, train) if train.lora is not None else ()),
         *chain.from_iterable(asked),
     ]
@@ -98,8 +100,8 @@ def of_model(model: Model) -> Iterator[Diagnostic]:
         help = f"families that are: {known}"
         yield _bad("P030", f"the {model.family} family is predicted, not trained", f"model {model.name}", help)
         return
-    if naming.school(model) in WHOLE:
-        for why in sorted(set(_parts(model))):
+    if naming.school(model) in WHOLE or naming.classifies(model):
+        for why in sorted(set(unbuilt(model) if naming.classifies(model) else _parts(model))):
             message = f"{model.name} is predicted, not trained: {why}"
             yield _bad("P030", message, f"model {model.name}", f"trained: {known}")
         return

@@ -223,12 +223,14 @@ def _verdict(prediction: Prediction, summary: Mapping[str, Any]) -> str:
         return f"nothing to do: {what} has {summary['last_step']} steps"
     stopped = ", then stopped on request" if summary["stopped"] else ""
     losses = summary["losses"]
-    return f"trained {count} steps of {what}{stopped}: loss {losses[0]:.4f} to {losses[-1]:.4f}"
+    right = summary.get("accuracy") or {}
+    held = f"; held out, {list(right.values())[-1]:.2%} classified rightly" if right else ""
+    return f"trained {count} steps of {what}{stopped}: loss {losses[0]:.4f} to {losses[-1]:.4f}{held}"
 
 
 def _row(pair: Pair, summary: Mapping[str, Any], c: Comparison) -> tuple[Text, ...]:
-    shown = {"step time": seconds, "peak memory": gibibytes, "MFU": "{:.2%}".format, "tokens/s": "{:,.0f}".format}
-    write, held = shown[pair.name], summary["peak_bytes"]
+    shown = {"step time": seconds, "peak memory": gibibytes, "MFU": "{:.2%}".format}
+    write, held = shown.get(pair.name, "{:,.0f}".format), summary["peak_bytes"]  # else a rate
     remark = ""
     if pair.name == "step time":
         remark = "80% of steps in {} to {}".format(*map(seconds, c.measured.spread_s))

@@ -72,4 +72,4 @@ def train(
         trained = dmoe.train if plan.passes.peers else swarm.train
         return msgspec.convert(trained(asked, world_of(None, plan), on_step), RunSummary)
     found = launch.start(loop.train, asked, on_step, num_ranks=plan.num_ranks, device=device, stops=True)
-    return None if found is None else msgspec.convert(found, RunSummary)
+    return None if found is None else msgspec.convert(found, RunSummary, str_keys=True)

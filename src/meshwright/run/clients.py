@@ -30,9 +30,9 @@ from meshwright.run.data import Corpus, MixedText
 from meshwright.run.flat import Flat
 from meshwright.run.job import Job, RunSummary
 from meshwright.run.judge import Judge
-from meshwright.run.loop import divided, open_corpus
 from meshwright.run.mail import Gone, Letter, Post
 from meshwright.run.merged_tasks import JobModels, Jobs, TaskSteps, TaskValues, everywhere, judged
+from meshwright.run.opened import divided, open_corpus
 from meshwright.run.pruned import PrunedModel, PrunedSteps
 from meshwright.run.trainer import Trainer
 from meshwright.run.world import World
@@ -54,7 +54,7 @@ def train(world: World, job: Job, clients: Crowd) -> dict[str, Any]:
     if isinstance(corpus, MixedText):
         help = "name one text: each client has a run of it"
         raise MeshwrightError.one("D009", "clients share out one text, not a mixture", place="--data", help=help)
-    corpus, text = divided(job, corpus)
+    corpus, text = divided(job, corpus, world, place)
     policy, count = read(job.plan.sync.policy), place["dp"].size
     alike_in_data(policy, clients)
     train = msgspec.structs.replace(job.train, global_batch=policy.copies * job.train.global_batch)

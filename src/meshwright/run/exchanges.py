@@ -152,6 +152,8 @@ def tensors(parameter: torch.nn.Parameter, *, fused: bool = False) -> tuple[Tens
     shape = tuple(parameter.shape)
     if len(shape) == 3 and parameter.expert:
         return (Tensor(shape[1], shape[2], shape[0]),)
+    if len(shape) == 4:  # a convolution: outputs times what each reads
+        return (Tensor(shape[0], parameter.numel() // shape[0]),)
     if len(shape) != 2:
         return (Tensor(1, parameter.numel()),)
     rows = [part.select[0] for part in parameter.info.parts]

@@ -31,7 +31,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     of ranks are formed. ``quiet`` prints no progress. ``routing`` is a file that the choices of the model's routers are
     written to, ``variances`` one that those of operators in fewer bits are, measured on the first batch.
     ``judged_every`` so many steps (0: never) the loss is measured on the last ``held_out`` of the text, which is then
-    not trained on; of sequences so many first tokens are not judged (``judged_from``). ``keep`` so many checkpoints.
+    not trained on, or on ``judged_text``, whose folder is ``judged_corpus``; of sequences so many first tokens are not
+    judged (``judged_from``). Images that are trained on are changed as ``augment`` says. ``keep`` so many checkpoints.
     ``portions``: what replicas that differ have of a step. ``adapter``: a folder of adapters to begin with.
     ``export``: what adapters are written as at the end (:mod:`.lora.peft`), "" for nothing. ``tensorboard``: a folder,
     ``wandb`` a project, ``callback`` a function ``module:name`` that is told of every step (:mod:`.reports`).
@@ -54,6 +55,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     judged_every: int = 0
     held_out: float = 0.0
     judged_from: int = 0
+    judged_text: str = ""
+    judged_corpus: str = ""
+    augment: data.Augment = data.Augment()
     keep: int = KEEP
     data_workers: int = 0
     prefetch: int = 0
@@ -75,6 +79,7 @@ class RunSummary(msgspec.Struct, kw_only=True):
     loss of every step that this start of it did, and the most memory that each rank held. ``stopped``: it was asked to
     end before its last step. ``lengths``: documents as they were packed. ``exchanged`` are the bytes of the first
     rank's exchanges in these steps, as (kind, ranks of the group, bytes), ``judged`` its held-out losses by step,
+    ``accuracy`` the share of held-out samples that were classified rightly then,
     ``batches`` the sequences of every step where that may grow, ``data_s`` seconds that each waited for its batch."""
 
     timeline: bytes
@@ -90,6 +95,7 @@ class RunSummary(msgspec.Struct, kw_only=True):
     lengths: Lengths | None = None
     exchanged: list[tuple[str, int, int]] = []
     judged: dict[int, float] = {}
+    accuracy: dict[int, float] = {}
     batches: list[int] = []
     data_s: list[float] = []
 

@@ -15,6 +15,7 @@ from meshwright.run.microbatches import own_rows
 from meshwright.run.record import Off, install, recorder
 from meshwright.run.routes import learnt_from, place_of, rows_of
 from meshwright.run.trainer import Trainer
+from meshwright.spec import naming
 
 
 def share_of(trainer: Trainer, corpus: Corpus, number: int) -> Batch:
@@ -85,13 +86,18 @@ class RoutedJudge:
 class Judge:
     """Judges what a trainer holds by held-out text: every replica its share of the rows, with its own parameters, so
     that of replicas that differ it is the mean of their losses. Ranks do the forwards of their schedule, without
-    dropout; those of several pools hand hidden states on as in a step, and groups of ranks are formed for each
-    batch."""
+    dropout; those of several pools hand hidden states on as in a step, and groups of ranks are formed for each batch.
+    Of text some batches are judged, of labelled samples all whole ones."""
 
     def __init__(self, trainer: Trainer, held: Corpus, skipped: int = 0):
         """`skipped`: the first tokens of sequences of which nothing is judged."""
         self.trainer, self.held, self.skipped = trainer, held, skipped
-        self.batches = min(BATCHES, held.num_sequences // held.global_batch)
+        self.batches = held.num_sequences // held.global_batch
+        self.classifier = next((s.head for s in trainer.stages.values() if hasattr(s.head, "right")), None)
+        #: The share of labelled samples that were classified rightly, once the loss was measured; None of text.
+        self.accuracy: float | None = None
+        if not naming.classifies(trainer.model):
+            self.batches = min(BATCHES, self.batches)
         self.pipeline = trainer.forwards()
 
     def loss(self) -> float:
@@ -99,7 +105,10 @@ class Judge:
         trainer, record = self.trainer, recorder()
         mesh = trainer.mesh
         trainer.settle()
+        trainer.statistics.join(trainer.joined)
         total = torch.zeros((), dtype=torch.float64, device=mesh.device)
+        if self.classifier is not None:
+            self.classifier.right = 0
         install(Off())
         try:
             with torch.no_grad():
@@ -119,4 +128,15 @@ class Judge:
             total = torch.zeros_like(total)
         if not mesh["world"].alone:
             dist.all_reduce(total, group=mesh["world"].handle)
+        if naming.classifies(trainer.model):
+            self.accuracy = self._right() / (self.batches * self.held.global_batch)
         return float(total) / trainer.rounds.replicas / self.batches
+
+    def _right(self) -> int:
+        """Samples of all ranks that were classified rightly; collective."""
+        mesh = self.trainer.mesh
+        idle = self.classifier is None or self.trainer.helper is not None
+        right = torch.tensor(0 if idle else int(self.classifier.right), device=mesh.device)
+        if not mesh["world"].alone:
+            dist.all_reduce(right, group=mesh["world"].handle)
+        return int(right)

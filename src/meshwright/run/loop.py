@@ -24,7 +24,6 @@ from meshwright.run.agree import Votes, agree, share
 from meshwright.run.begin import about_adapters, begin
 from meshwright.run.checkpoint import AsyncSaver, Meta, identity
 from meshwright.run.companions import ORIGIN, origin
-from meshwright.run.data import tokenizer
 from meshwright.run.data.feeding import Feeding
 from meshwright.run.exchanges import in_step
 from meshwright.run.gather import gather
@@ -34,6 +33,7 @@ from meshwright.run.judge import Judge, RoutedJudge, own_of, share_of
 from meshwright.run.lora.peft import export
 from meshwright.run.mesh import ProcessMesh
 from meshwright.run.metrics import METRICS, Metrics, ProgressLine
+from meshwright.run.opened import divided, open_corpus, taught_on
 from meshwright.run.record import Off, Recorder, install
 from meshwright.run.reports import CallbackFailed, Reporter, StepHook, StepReport, Told, callback, reporters
 from meshwright.run.result import StepResult
@@ -62,7 +62,7 @@ def train(world: World, job: Job, on_step: Told | None = None) -> dict[str, Any]
     called on the first rank with every step's report, and ends the run in order by returning True.
 
     Raises:
-        MeshwrightError: the same on every rank: D codes for the text, H codes for checkpoints and weights, X104 for
+        MeshwrightError: the same on every rank: D codes for the data, H codes for checkpoints and weights, X104 for
             the metrics.
         Diverged: L004, with the step's update left out and the state before it saved.
     """
@@ -73,7 +73,7 @@ def train(world: World, job: Job, on_step: Told | None = None) -> dict[str, Any]
         raise MeshwrightError.one("D009", "replicas share out one text, not a mixture", place="--data", help=help)
     how = {"settings": job.settings, "schedule_params": job.schedule_params, "portions": job.portions}
     trainer = Trainer(job.model, job.plan, job.train, place, **how, group_costs=job.group_costs)
-    corpus, held = divided(job, corpus)
+    corpus, held = divided(job, corpus, world, place)
     if trainer.lessons is not None:
         corpus = taught_on(trainer, corpus)
     if trainer.rounds.policy.paths is not None:
@@ -93,29 +93,7 @@ def train(world: World, job: Job, on_step: Told | None = None) -> dict[str, Any]
         run.export()
         timeline = gather(recorder, job.plan, before=before, identity=job.identity)
         moved = [(*kind, size) for kind, size in recorder.exchanged.items()]
-        return msgspec.to_builtins(run.summary(timeline, exchanged=moved, judged=run.judged))
-
-
-def divided(job: Job, corpus: data.Corpus) -> tuple[data.Corpus, data.Corpus | None]:
-    """Return what a job trains on, and what it is judged by, None where it is not."""
-    return data.held_out(corpus, job.held_out) if job.judged_every else (corpus, None)
-
-
-def taught_on(trainer: Trainer, corpus: data.Corpus) -> data.Corpus:
-    """Have heads learn from the public share of a text, its last one; return the rest, which replicas share out.
-
-    Raises:
-        MeshwrightError: D005 where one of the two is shorter than a step's batch.
-    """
-    taught = trainer.rounds.policy.taught
-    try:
-        own, public = data.held_out(corpus, taught.public)
-    except ValueError as error:
-        help = "a longer text, a smaller batch, or a larger public= below 1"
-        message = f"there is no public part to teach heads on beside what replicas have of their own: {error}"
-        raise MeshwrightError.one("D005", message, place="--data", help=help) from None
-    trainer.lessons.text = lambda step: public.own(step, 0, 1, rows=trainer.lessons.rows)
-    return own
+        return msgspec.to_builtins(run.summary(timeline, exchanged=moved, judged=run.judged, accuracy=run.accuracy))
 
 
 def kept_steps(num_ranks: int) -> int:
@@ -135,37 +113,6 @@ def recorded(place: ProcessMesh, steps: int) -> Iterator[Recorder]:
         install(Off())
 
 
-def open_corpus(world: World, job: Job, place: ProcessMesh) -> data.Corpus:
-    """The corpus on every rank; where it has to be built, one rank of each machine does so."""
-    folder, wrong = job.corpus, ()
-    if not folder and world.local_rank == 0:
-        try:
-            folder = str(data.build(job.text, tokenizer.load(job.tokenizer), data.cache_folder()))
-        except MeshwrightError as error:
-            wrong = error.diagnostics
-    agree(place["world"], wrong, place.device)
-    if not job.corpus:
-        # by its content a corpus has the same name everywhere; where it lies is each machine's own
-        name = Path(folder).name.encode() if world.local_rank == 0 else b""
-        names = {b for b in share(place["world"], name, place.device) if b}
-        if len(names) > 1:
-            raise MeshwrightError.one(
-                "D001",
-                "the machines of the run have different texts of this name",
-                place=f"--data {job.text}",
-                help="copy the same files to each, or name a folder that all see",
-            )
-        folder = str(data.cache_folder() / names.pop().decode())
-    return data.load(
-        Path(folder),
-        job.train,
-        vocab=job.model.vocab,
-        seed=job.settings.seed,
-        microbatch=place.plan.pipeline.microbatch,
-        place=f"--data {job.text}",
-    )
-
-
 class RankRun:
     """One rank's run from where its trainer stands."""
 
@@ -177,6 +124,8 @@ class RankRun:
             routed = trainer.routes is not None
             self.judge = RoutedJudge(trainer, held) if routed else Judge(trainer, held, job.judged_from)
         self.judged: dict[int, float] = {}
+        #: The share of labelled samples that were classified rightly then.
+        self.accuracy: dict[int, float] = {}
         #: The same by the last of the heads that neighbours teach.
         self.taught: dict[int, float] = {}
         self.mesh = trainer.mesh
@@ -201,7 +150,8 @@ class RankRun:
         self.saver = self._saver()
         self.feeding: Feeding | None = None
         shown = self.mesh.first and not job.quiet
-        self.progress = ProgressLine(job.steps, job.train.tokens_per_step, job.ideal_s) if shown else None
+        said = job.train.tokens_per_step, job.ideal_s, job.train.counted
+        self.progress = ProgressLine(job.steps, *said) if shown else None
 
     def _metrics(self) -> Metrics | None:
         """Rank 0's; made by all, because its folder is."""
@@ -289,6 +239,8 @@ class RankRun:
         step, loss = self.trainer.step_count, result.loss
         if self.judge is not None and step % self.job.judged_every == 0:
             self.judged[step], taught = self.judge.loss(), ""
+            if (right := getattr(self.judge, "accuracy", None)) is not None:
+                self.accuracy[step], taught = right, f", accuracy {right:.2%}"
             if self.trainer.lessons is not None:
                 with self.trainer.lessons.judged():
                     self.taught[step] = self.judge.loss()
@@ -307,7 +259,7 @@ class RankRun:
             "loss": loss,
             "grad_norm": result.grad_norm,
             "lr": self.job.settings.lr_at(step - 1),
-            "tokens": (self.sequences + batch) * train.seq_len,
+            "tokens": (self.sequences + batch) * train.tokens_per_step // train.global_batch,
             "step_s": seconds,
             "data_s": waited,
             "tokens_per_s": result.num_tokens / seconds,  # of packed rows those that something is learnt from
@@ -316,6 +268,7 @@ class RankRun:
         values |= traffic.so_far() | measures(self.trainer.routers, train, self.trainer.plan)
         values |= {"batch": batch} if self.growth is not None else {}
         values |= {"held_out_loss": self.judged[step]} if step in self.judged else {}
+        values |= {"held_out_accuracy": self.accuracy[step]} if step in self.accuracy else {}
         values |= {"held_out_loss_taught": self.taught[step]} if step in self.taught else {}
         if self.metrics is not None:
             self.metrics.add(values)
@@ -330,6 +283,7 @@ class RankRun:
         if self.saved_step != self.trainer.step_count:
             self._poll(wait=True)
             step = self.trainer.step_count
+            self.trainer.statistics.join(self.trainer.joined)
             self.saver.begin(
                 self.trainer.pieces(),
                 Meta(

@@ -71,8 +71,9 @@ def _within(line: bytes, done: int) -> bool:
 class ProgressLine:
     """One line that is written over on a terminal, about ten lines in all elsewhere."""
 
-    def __init__(self, steps: int, tokens_per_step: int, ideal_s: float = 0.0):
-        self.steps, self.tokens, self.ideal_s = steps, tokens_per_step, ideal_s
+    def __init__(self, steps: int, tokens_per_step: int, ideal_s: float = 0.0, counted: str = "tokens"):
+        """`counted`: the things that a step trains on so many of."""
+        self.steps, self.tokens, self.ideal_s, self.counted = steps, tokens_per_step, ideal_s, counted
         self.most = tokens_per_step
         self.learnt = False
         self.seconds: list[float] = []
@@ -103,7 +104,7 @@ class ProgressLine:
         seconds = median(self.seconds)
         mfu = f"  MFU {self.ideal_s / seconds:.1%}" if self.ideal_s else ""
         left = (self.steps - step) * seconds
-        rate = f"{self.tokens / seconds:,.0f} {'learnt ' if self.learnt else ''}tokens/s"
+        rate = f"{self.tokens / seconds:,.0f} {'learnt ' if self.learnt else ''}{self.counted}/s"
         return f"step {step}/{self.steps}  loss {loss:.4f}  {rate}{mfu}  {_left(left)}"
 
     def close(self) -> None:

@@ -8,8 +8,10 @@ import torch
 
 from meshwright.lower.waves import rows
 from meshwright.run.data import Batch
+from meshwright.run.groups import round_passes
 from meshwright.run.parts import Pass
 from meshwright.run.rotary import rotaries
+from meshwright.spec import naming
 
 if TYPE_CHECKING:
     from meshwright.run.trainer import Trainer
@@ -24,7 +26,8 @@ def passes_of(trainer: Trainer, batch: Batch) -> list[Pass]:
     length, _, size = trainer.shape
     count, at_dp = trainer.plan.num_microbatches(trainer.train.global_batch), trainer.mesh["dp"].index
     count = trainer.portions.counts[at_dp] if trainer.portions.counts else count
-    if batch.tokens.shape != (count * size, length + 1):
+    samples = naming.classifies(trainer.model)
+    if len(batch.tokens) != count * size or not (samples or batch.tokens.shape[1:] == (length + 1,)):
         raise ValueError(f"a batch of shape {tuple(batch.tokens.shape)} for {count} x {size} rows of {length}")
     batch = batch._replace(tokens=batch.tokens.to(trainer.mesh.device))
     first = at_dp * count * size
@@ -34,8 +37,32 @@ def passes_of(trainer: Trainer, batch: Batch) -> list[Pass]:
     for i in range(count):
         some = slice(i * size, (i + 1) * size)
         scale = (trainer.weights[i] if trainer.weights else trainer.rounds.replicas) / targets
-        out.append(pass_of(trainer, batch, some, mine[some], scale))
+        make = sample_pass if samples else pass_of
+        out.append(make(trainer, batch, some, mine[some], scale))
     return out
+
+
+def sample_pass(trainer: Trainer, batch: Batch, some: slice, numbers: torch.Tensor, scale: float) -> Pass:
+    """The pass over some labelled samples of a batch, numbered as :func:`pass_of` has it."""
+    device = trainer.mesh.device
+    return Pass(
+        tokens=batch.tokens[some].to(device, trainer.types.compute),
+        targets=batch.targets[some].to(device),
+        positions=trainer.positions,
+        documents=None,
+        rotary=None,
+        rows=numbers,
+        scale=scale,
+        step=trainer.step_count,
+    )
+
+
+def grouped(trainer: Trainer, batch: Batch) -> list[Pass]:
+    """The microbatches of a rank's rows, one a round, where ranks share documents in groups of their own."""
+    found = trainer.groups.of(batch)
+    trainer.take_rounds(len(found))
+    scale = trainer.rounds.replicas / batch.num_targets
+    return round_passes(found, trainer.model, trainer.types.compute, scale, trainer.step_count)
 
 
 def pass_of(trainer: Trainer, batch: Batch, some: slice, numbers: torch.Tensor, scale: float) -> Pass:

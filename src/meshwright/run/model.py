@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from meshwright.run.classifier import ClassifierHead, PathLayer, StemModule
 from meshwright.run.encoder import EncoderEmbedding, EncoderHead, EncoderLayer
 from meshwright.run.hybrid import HybridHead, HybridLayer
 from meshwright.run.latent import LatentAttention
@@ -170,6 +171,8 @@ def modules(shared: Shared) -> tuple[type, Callable[[Shared, int, str], nn.Modul
             return EncoderEmbedding, EncoderLayer, EncoderHead
         case "t5":
             return PairEmbedding, PairLayer, PairHead
+        case "resnet" | "vgg":
+            return StemModule, PathLayer, ClassifierHead
     return EmbeddingModule, _decoder_layer, TaskHeads if merged else HeadModule
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -90,7 +91,7 @@ class RankPipeline:
         mesh: ProcessMesh,
         stages: dict[int, Stage],
         *,
-        message: Callable[[], torch.Tensor],
+        message: Callable[[int], torch.Tensor],
         blocking_sends: bool,
         due: np.ndarray,
         final: Callable[[int], None],
@@ -99,8 +100,8 @@ class RankPipeline:
         frozen: bool = False,
         feedback: DirectFeedback | None = None,
     ):
-        """`stages` are those this rank holds, by number; `message` makes an empty buffer of what flows between
-        stages; `due` bool [actions] are the passes after which gradients are reduced, and `final` is told the stage
+        """`stages` are those this rank holds, by number; `message` makes an empty buffer of what flows behind a
+        stage; `due` bool [actions] are the passes after which gradients are reduced, and `final` is told the stage
         before each. Where this is one of several pools, its first stage takes what the link `before` it brings and its
         last stage gives to the one `after` it; of a `frozen` one there are forwards alone. `feedback`: the output's
         error enters backwards."""
@@ -148,8 +149,12 @@ class RankPipeline:
                     orders.setdefault(source, []).append((target, microbatch))
             for source, order in orders.items():
                 handle = self._handle(forward, source, me)
-                out[forward, source] = Channel(order, self.group.ranks[source], handle, lambda _: self.message())
+                out[forward, source] = Channel(order, self.group.ranks[source], handle, partial(self._empty, forward))
         return out
+
+    def _empty(self, forward: bool, key: Key) -> torch.Tensor:
+        """A buffer for the message that a stage gets: what the one before it made, or the gradient of what it made."""
+        return self.message(key[0] - forward)
 
     def _error_channels(self, me: int) -> dict[tuple[bool, int], Channel]:
         orders: dict[int, list[Key]] = {}
@@ -162,7 +167,7 @@ class RankPipeline:
         out = {}
         for source, order in orders.items():
             handle = self._handle(False, source, me)
-            out[False, source] = Channel(order, self.group.ranks[source], handle, lambda _: self.message())
+            out[False, source] = Channel(order, self.group.ranks[source], handle, partial(self._empty, False))
         return out
 
     def _handle(self, forward: bool, source: int, target: int) -> dist.ProcessGroup:

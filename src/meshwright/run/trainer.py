@@ -23,6 +23,7 @@ from meshwright.run.adversary import Adversary
 from meshwright.run.attention import local_positions
 from meshwright.run.average import Rounds
 from meshwright.run.away import StateAway
+from meshwright.run.batch_norm import RunningStatistics
 from meshwright.run.coded import CodedSum
 from meshwright.run.compiled import needed
 from meshwright.run.connect import connect
@@ -30,14 +31,15 @@ from meshwright.run.curvature import curvature_of
 from meshwright.run.data import Batch
 from meshwright.run.exchanges import Types, begin_alike, built, exchanges_of, fragments_of, parts_of
 from meshwright.run.feedback import DirectFeedback
-from meshwright.run.groups import GroupRow, GroupRows, round_passes
+from meshwright.run.groups import GroupRows
 from meshwright.run.helper import Helper
 from meshwright.run.hot import HotChoice
 from meshwright.run.lessons import Lessons
 from meshwright.run.links import Link
 from meshwright.run.lora.base import Base
 from meshwright.run.mesh import ProcessMesh
-from meshwright.run.microbatches import passes_of
+from meshwright.run.messages import message_of
+from meshwright.run.microbatches import grouped, passes_of
 from meshwright.run.optimizer import Optimizer, stepping
 from meshwright.run.parameters import Maker
 from meshwright.run.parts import Pass, Shared
@@ -130,6 +132,7 @@ class Trainer:
         self.feedback = shared.feedback
         actions = own.actions
         self.stages = built(shared, actions, own.layers)
+        self.statistics = RunningStatistics(self.stages.values(), mesh)
         self.routers = routers(self.stages)
         self.base = None if train.lora is None else Base(self.stages, mesh["shard"])
         self.kinds = parts = parts_of(self.stages, model, plan)
@@ -220,7 +223,7 @@ class Trainer:
             actions,
             self.mesh,
             self.stages,
-            message=self.hidden_states,
+            message=partial(message_of, self),
             blocking_sends=not plan.overlap.pp,
             due=np.zeros(len(actions.kind), bool) if judged or not due else due_after(actions, final_due(plan.layout)),
             final=self._final,
@@ -320,6 +323,7 @@ class Trainer:
                 with record.span("optimizer"):
                     self.rounds.update(self.step_count, norm)
             self.biases.move(self.mesh.device)
+            self.statistics.end()
         self.heat.choose(self.mesh.device)
         for one in self.coded:
             one.settle(finite)
@@ -345,6 +349,7 @@ class Trainer:
         for router in self.routers:
             router.begin_step()
         self.biases.begin()
+        self.statistics.begin()
         self.heat.begin()
         every = passes if self.adversary is None else self.adversary.both(passes)
         if self.lessons is not None:
@@ -385,6 +390,7 @@ class Trainer:
         """Go on as after so many steps: parameters and moments were loaded."""
         self.step_count = step
         self.optimizer.set_step(step)
+        self.statistics.take()
         self.rounds.begin(step)
         for one in self.coded:
             one.set_step(step)
@@ -397,7 +403,7 @@ class Trainer:
         their own; `shared`: named as those of a job whose replicas hold the same."""
         if self.place.frozen:
             return alike(self.stages.values(), self.mesh)
-        found = self.optimizer.pieces()
+        found = [*self.optimizer.pieces(), *self.statistics.pieces(self.rounds.apart)]
         if shared:
             return found
         points = () if self.referenced is None else self.referenced.pieces()
@@ -414,7 +420,7 @@ class Trainer:
     def common_pieces(self) -> list[TensorPiece]:
         """Parameters and moments that this rank holds at the end of a round, named as what every replica has in common:
         its parameters are, and its moments stand for those of any."""
-        return [*self.optimizer.pieces(), *self.rounds.pieces()] if self.rounds.apart else list(self.pieces())
+        return [*self.pieces(shared=True), *self.rounds.pieces()] if self.rounds.apart else list(self.pieces())
 
     @property
     def copies(self) -> int:
@@ -435,11 +441,9 @@ class Trainer:
     def passes(self, batch: Batch) -> list[Pass]:
         """The microbatches of a batch, cut to this context-parallel rank; where ranks share documents in groups of
         their own, of a whole global batch, and in as many rounds as they take."""
-        return self._grouped(self.groups.of(batch), batch) if self.groups is not None else passes_of(self, batch)
+        return grouped(self, batch) if self.groups is not None else passes_of(self, batch)
 
-    def _grouped(self, rows: list[GroupRow], batch: Batch) -> list[Pass]:
-        """The microbatches of a rank's rows, one a round; the pipeline runs as many."""
-        if len(rows) != 1 + max(microbatch for _, _, microbatch in self.pipeline.program):
-            self.pipeline = self._pipeline(order(self.plan, len(rows), self.schedule_params))
-        scale = self.rounds.replicas / batch.num_targets
-        return round_passes(rows, self.model, self.types.compute, scale, self.step_count)
+    def take_rounds(self, count: int) -> None:
+        """Run so many microbatches, one a round of groups of ranks."""
+        if count != 1 + max(microbatch for _, _, microbatch in self.pipeline.program):
+            self.pipeline = self._pipeline(order(self.plan, count, self.schedule_params))

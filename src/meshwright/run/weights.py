@@ -39,8 +39,10 @@ DISTRIBUTED = ".metadata"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 #: Bytes of one file of several, as the hub's own writers have it.
 SHARD_BYTES = 5_000_000_000
-#: What published files also hold and no model here does: tables that are computed, masks.
-_COMPUTED = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|attn\.(masked_)?bias|attention\.(masked_)?bias|position_ids)")
+#: What published files also hold and no model here does: tables that are computed, masks, counts.
+_COMPUTED = re.compile(
+    r"(.*\.)?(rotary_emb\.inv_freq|attn\.(masked_)?bias|attention\.(masked_)?bias|position_ids|num_batches_tracked)"
+)
 
 
 def load_weights(

@@ -102,6 +102,11 @@ class ImageStem(msgspec.Struct, frozen=True, kw_only=True):
     stream: int = 0
 
     @property
+    def channels(self) -> int:
+        """Channels of an image."""
+        return self.path.convolutions[0].inputs
+
+    @property
     def num_matrices(self) -> int:
         """Weight tensors of more than one dimension."""
         return self.path.num_matrices

@@ -32,7 +32,11 @@ SCHOOLS = {
     "olmo2": "olmo2",
     "olmo3": "olmo2",
     "olmoe": "llama",
+    "resnet": "resnet",
+    "vgg": "vgg",
 }
+#: Schools of classifiers of images.
+CLASSIFIERS = ("resnet", "vgg")
 
 
 class Names(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,6 +122,9 @@ BERT = msgspec.structs.replace(
     LLAMA, layer="bert.encoder.layer.{}.", embedding="bert.embeddings.word_embeddings.weight"
 )
 T5 = msgspec.structs.replace(LLAMA, layer="{}", embedding="shared.weight")
+#: Those of classifiers are in :mod:`.image_names`.
+RESNET = msgspec.structs.replace(LLAMA, layer="resnet.encoder.stages.{}", embedding="resnet.embedder.")
+VGG = msgspec.structs.replace(LLAMA, layer="features.{}", embedding="features.0.")
 _NAMES = {
     "llama": LLAMA,
     "mixtral": MIXTRAL,
@@ -132,6 +139,8 @@ _NAMES = {
     "qwen3_5": QWEN3_5,
     "bert": BERT,
     "t5": T5,
+    "resnet": RESNET,
+    "vgg": VGG,
 }
 
 
@@ -144,6 +153,11 @@ def school(model: Model) -> str:
     if model.family == "transformer":
         return "llama" if model.blocks[0].norm == "rmsnorm" else "gpt2"
     return SCHOOLS.get(model.family, "")
+
+
+def classifies(model: Model) -> bool:
+    """Whether a model tells the classes of labelled samples, which are no text."""
+    return school(model) in CLASSIFIERS
 
 
 def modules(model: Model) -> dict[str, str]:

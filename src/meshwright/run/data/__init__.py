@@ -1,5 +1,5 @@
-"""The text of a run: documents on disk as tokens (:mod:`.store`), in batches (:mod:`.corpus`), of one text or of
-several with weights (:mod:`.mixture`)."""
+"""The data of a run: documents on disk as tokens (:mod:`.store`), in batches (:mod:`.corpus`), of one text or of
+several with weights (:mod:`.mixture`); or labelled samples (:mod:`.labelled`), in batches (:mod:`.samples`)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ import numpy as np
 
 from meshwright.assign.packing import shape
 from meshwright.errors import Diagnostic, MeshwrightError
-from meshwright.run.data import documents, indexed
+from meshwright.run.data import documents, indexed, labelled, samples
+from meshwright.run.data.augment import AS_THEY_ARE, Augment
 from meshwright.run.data.corpus import Batch, Corpus, halves, permute, sequences, write_lengths
 from meshwright.run.data.mixture import MixedText
 from meshwright.run.data.rows import packed
+from meshwright.run.data.samples import LabelledSamples
 from meshwright.run.data.store import (
     LEARNT,
     META,
@@ -29,12 +31,16 @@ from meshwright.run.data.store import (
     look,
     whole,
 )
+from meshwright.spec import naming
+from meshwright.spec.architecture import Model
 from meshwright.spec.workload import OVER_BATCHES, Train
 
 __all__ = [
     "TOKENS",
+    "Augment",
     "Batch",
     "Corpus",
+    "LabelledSamples",
     "MixedText",
     "build",
     "cache_folder",
@@ -56,22 +62,39 @@ def load(
     train: Train,
     *,
     vocab: int,
+    model: Model | None = None,
     seed: int = 0,
     boundaries: bool = True,
     microbatch: int = 1,
+    augment: Augment = AS_THEY_ARE,
     place: str = "--data",
-) -> Corpus | MixedText:
+) -> Corpus | MixedText | LabelledSamples:
     """The corpus in a folder that :func:`build` made, for the sequences of `train` in microbatches of so many, and a
-    model of `vocab` tokens.
+    model of `vocab` tokens; labelled samples, changed as `augment` says, for a `model` that classifies them.
 
     Raises:
         MeshwrightError: D005 when it does not fill one step's batch; D006 for ids that the model does not have; D009
-            for a mixture of texts in rows that are laid over a whole batch.
+            for a mixture of texts in rows that are laid over a whole batch; D013 for samples that are not what the
+            model reads.
     """
+    if (folder / labelled.META).is_file() != (model is not None and naming.classifies(model)):
+        raise _another(folder, model, place)
+    if (folder / labelled.META).is_file():
+        return samples.load(folder, train, model, seed=seed, augment=augment, place=place)
     how = {"vocab": vocab, "boundaries": boundaries, "microbatch": microbatch}
     if (folder / MIXTURE).is_file():
         return _mixed(folder, train, seed=seed, place=place, **how)
     return _alone(folder, train, seed=seed, place=place, **how)
+
+
+def _another(folder: Path, model: Model | None, place: str) -> MeshwrightError:
+    """The error of text for a classifier, or of labelled samples for a model of text."""
+    name = "the model" if model is None else model.name
+    if (folder / labelled.META).is_file():
+        message, help = f"the data are labelled samples, and {name} reads text", "name a text, or a model of images"
+    else:
+        message, help = f"{name} classifies labelled samples, and the data are text", "name a .npz file with labels"
+    return MeshwrightError.one("D013", message, place=place, help=help)
 
 
 def _mixed(folder: Path, train: Train, *, seed: int, place: str, **how: Any) -> MixedText:
@@ -154,14 +177,18 @@ def _alone(
     )
 
 
-def held_out(text: Corpus | MixedText, share: float) -> tuple[Corpus, Corpus] | tuple[MixedText, MixedText]:
+def held_out(text: Corpus | MixedText | LabelledSamples, share: float) -> tuple[Any, Any]:
     """Divide a text in two: what there is to train on, and the last `share` of its tokens to judge by, which is in the
     same order whatever the seed.
 
     Raises:
         ValueError: one of the parts is shorter than a step's batch.
     """
-    return text.held_out(share) if isinstance(text, MixedText) else halves(text, share, least=text.global_batch)
+    return (
+        text.held_out(share)
+        if isinstance(text, MixedText | LabelledSamples)
+        else halves(text, share, least=text.global_batch)
+    )
 
 
 def cache_folder() -> Path:

@@ -184,8 +184,7 @@ def _close_all_but(*kept: int) -> None:
 
 def _room(batch: Batch) -> int:
     """Bytes that a batch of the same rows takes at most: any column may be there."""
-    rows, width = batch.tokens.shape
-    return 4 * (rows * width * 8 + ALIGNED) + mmap.PAGESIZE
+    return 4 * (batch.tokens.numel() * 8 + ALIGNED) + mmap.PAGESIZE
 
 
 def _put(batch: Batch, shared: mmap.mmap, at: int, room: int) -> _Made:

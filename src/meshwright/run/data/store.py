@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import MeshwrightError
-from meshwright.run.data import chat, documents, indexed, named, nanotron
+from meshwright.run.data import chat, documents, indexed, labelled, named, nanotron
 from meshwright.run.data.growing import BUILDING, GROWING, LOCK, NOTE, Growing, alone, sweep
 from meshwright.run.data.tokenizer import Tokenizer
 
@@ -74,12 +74,14 @@ def build(name: str, tokenizer: Tokenizer, cache: Path, *, say: Callable[[str], 
     (:mod:`.growing`); `say` is told how far it is.
 
     Raises:
-        MeshwrightError: D001, D002, D003, D007 for what cannot be read; D009 for a mixture that is none; X104 when the
-            cache cannot be written.
+        MeshwrightError: D001, D002, D003, D007, D012 for what cannot be read; D009 for a mixture that is none; X104
+            when the cache cannot be written.
     """
-    mixed = named.mixture(name)
-    there = [] if mixed else _tokens(name)
-    if mixed:
+    mixed, sampled = named.mixture(name), labelled.samples(name)
+    there = [] if mixed or sampled else _tokens(name)
+    if sampled:
+        write, key = partial(_write_samples, name=name), f"labelled {labelled.digest(name)} {labelled.FORMAT_VERSION}"
+    elif mixed:
         built = [
             MixedCorpus(name=one.name, folder=build(one.name, tokenizer, cache, say=say).name, share=one.share)
             for one in mixed
@@ -117,6 +119,9 @@ def look(name: str) -> None:
     mixed = named.mixture(name)
     for one in mixed:
         look(one.name)
+    if labelled.samples(name):
+        labelled.look(name)
+        return
     both = None if mixed else indexed.pair(name)
     if both is not None:
         indexed.look(*both)
@@ -175,6 +180,8 @@ def digest(name: str) -> str:
     mixed = named.mixture(name)
     if mixed:
         return _sha(" ".join(f"{digest(one.name)} {one.share!r}" for one in mixed))
+    if labelled.samples(name):
+        return labelled.digest(name)
     there = _tokens(name)
     return _digest_of(there) if there else documents.digest(documents.files(name))
 
@@ -197,6 +204,10 @@ def _sha(text: str) -> str:
 
 def _short(key: str) -> str:
     return _sha(key)[:32]
+
+
+def _write_samples(folder: Path, name: str) -> None:
+    labelled.write(folder, labelled.read(name))
 
 
 def _write_mixture(folder: Path, said: bytes) -> None:
@@ -290,8 +301,11 @@ def _flush(file: Any) -> None:
 
 
 def whole(folder: Path) -> bool:
-    """Whether a folder holds a tokenised corpus of the sizes that it says, or a mixture of such folders beside it."""
+    """Whether a folder holds a tokenised corpus or labelled samples of the sizes that it says, or a mixture of such
+    folders beside it."""
     try:
+        if (folder / labelled.META).is_file():
+            return labelled.whole(folder)
         if (folder / MIXTURE).is_file():
             mixed = msgspec.json.decode((folder / MIXTURE).read_bytes(), type=MixtureMeta)
             return all(whole(folder.parent / source.folder) for source in mixed.sources)

@@ -16,7 +16,8 @@ from meshwright.run.begin import begin
 from meshwright.run.dmoe.asking import AskedPeers, AskingTrainer
 from meshwright.run.dmoe.experts import HeldExperts
 from meshwright.run.job import Job
-from meshwright.run.loop import RankRun, divided, open_corpus
+from meshwright.run.loop import RankRun
+from meshwright.run.opened import divided, open_corpus
 from meshwright.run.reports import Told
 from meshwright.run.swarm.stage import alone_at
 from meshwright.run.swarm.train import with_peers
@@ -39,11 +40,12 @@ def train(job: Job, world: SwarmWorld, on_step: Told | None = None) -> dict[str,
     torch.set_num_threads(1)  # peers are forked from here
     job = msgspec.structs.replace(job, settings=msgspec.structs.replace(job.settings, clip=0.0))
     place = alone_at(job.plan, 0)
-    corpus = open_corpus(World(0, 1, 0, 1, socket.gethostname(), place.device), job, place)
+    alone = World(0, 1, 0, 1, socket.gethostname(), place.device)
+    corpus = open_corpus(alone, job, place)
     whole = Trainer(job.model, job.plan, job.train, place, settings=job.settings)
     kept = {one.layer: HeldExperts((one.up, one.down), whole.types, job) for one in whole.routers}
     trainer = AskingTrainer(whole, kept)
-    corpus, held = divided(job, corpus)
+    corpus, held = divided(job, corpus, alone, place)
     begin(job, trainer)
     before = {number: signal.signal(number, launch.stop) for number in launch.ASKING}
     try:

@@ -26,7 +26,8 @@ from meshwright.run.environment import keep_memory, own_cores
 from meshwright.run.exchanges import in_step
 from meshwright.run.gather import gather
 from meshwright.run.job import Job
-from meshwright.run.loop import RankRun, divided, open_corpus, recorded
+from meshwright.run.loop import RankRun, recorded
+from meshwright.run.opened import divided, open_corpus
 from meshwright.run.result import StepResult
 from meshwright.run.trainer import Trainer
 from meshwright.run.world import Report, World, meet
@@ -96,6 +97,7 @@ def _train(
         begin(msgspec.structs.replace(job, resume=goes_on), trainer)
     trainer.settle()
     if trainer.joined:
+        trainer.statistics.join(joined=True)
         memory.keep(trainer.step_count)
     memory.arrived()
     if world.size > 1:
@@ -107,10 +109,11 @@ def _train(
 
     def stepped(step: int, result: StepResult, seconds: float) -> None:
         if trainer.round_ended:  # within a round replicas differ, and what one held is not what all go on from
+            trainer.statistics.join(trainer.joined)
             memory.keep(step)
         say_done(Stepped(order.epoch, order.rank, step, result.loss, result.grad_norm, seconds))
 
-    run = RankRun(job, trainer, *divided(job, corpus))
+    run = RankRun(job, trainer, *divided(job, corpus, world, place))
     run.after_step.append(stepped)
     with closing(run), recorded(place, job.steps - step) as recorder:
         began = clocks.probe()

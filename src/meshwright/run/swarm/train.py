@@ -16,7 +16,8 @@ from meshwright.errors import MeshwrightError
 from meshwright.run import launch
 from meshwright.run.begin import begin
 from meshwright.run.job import Job
-from meshwright.run.loop import RankRun, divided, open_corpus
+from meshwright.run.loop import RankRun
+from meshwright.run.opened import divided, open_corpus
 from meshwright.run.reports import Told
 from meshwright.run.swarm.driver import Swarmed, SwarmTrainer
 from meshwright.run.swarm.stage import alone_at, whole_of
@@ -40,9 +41,10 @@ def train(job: Job, world: SwarmWorld, on_step: Told | None = None) -> dict[str,
     torch.set_num_threads(1)  # peers are forked from here
     plan, decider = whole_of(job.plan), decider_of(job.plan, job.train)
     place = alone_at(plan, 0)
-    corpus = open_corpus(World(0, 1, 0, 1, socket.gethostname(), place.device), job, place)
+    alone = World(0, 1, 0, 1, socket.gethostname(), place.device)
+    corpus = open_corpus(alone, job, place)
     whole = Trainer(job.model, plan, job.train, place, settings=job.settings)
-    corpus, held = divided(job, corpus)
+    corpus, held = divided(job, corpus, alone, place)
     begin(job, whole)
     before = {number: signal.signal(number, launch.stop) for number in launch.ASKING}
     try:

@@ -1,0 +1,112 @@
+"""``meshwright run --data``: what is trained on and judged by, looked at, tokenised or read, before ranks start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from meshwright.cli.output import note
+from meshwright.cli.run_options import HELD_OUT
+from meshwright.cli.run_worlds import bad
+from meshwright.errors import Diagnostic, MeshwrightError
+from meshwright.run.environment import launched
+
+if TYPE_CHECKING:
+    from meshwright.cli.run_options import RunOptions
+    from meshwright.plan import Plan
+    from meshwright.run.data import Augment
+    from meshwright.spec.model import Model
+    from meshwright.spec.workload import Train
+
+
+class OpenedData(NamedTuple):
+    """The folders of what is trained on and of what judges it, "" where each machine makes its own or there is none;
+    the text or samples, None for the former."""
+
+    corpus: str = ""
+    judged: str = ""
+    text: Any = None
+
+
+def not_there(name: str) -> list[Diagnostic]:
+    """The diagnostics of data that are not there, before anything is said of what training on them would take; under a
+    launcher every machine looks for itself."""
+    from meshwright.run import data
+
+    if launched():
+        return []
+    try:
+        data.look(name)
+    except MeshwrightError as error:
+        return list(error.diagnostics)
+    return []
+
+
+def changes(given: RunOptions, model: Model, wrong: list[Diagnostic]) -> Augment:
+    """Return how images are changed; what is wrong with options of labelled samples goes to `wrong`."""
+    from meshwright.run.data.augment import Augment, read
+    from meshwright.spec import naming
+
+    found = read(given.augment)
+    if found is None:
+        wrong.append(bad(f"--augment {given.augment}", "say flip, crop=4 (pixels), or flip+crop=4"))
+    elif given.augment and not naming.classifies(model):
+        wrong.append(bad(f"--augment {given.augment}", f"{model.name} reads no images: drop it"))
+    if given.eval_data and not naming.classifies(model):
+        wrong.append(bad(f"--eval-data {given.eval_data}", "text is held out of --data, by --held-out: drop it"))
+    if given.eval_data and given.held_out:
+        wrong.append(bad("--held-out --eval-data", "a share of --data is held out, or another file: keep one of them"))
+    if given.eval_data and not given.eval_every:
+        wrong.append(bad("--eval-data", "it says by what, and --eval-every says when: add it"))
+    return found or Augment()
+
+
+def opened(given: RunOptions, model: Model, train: Train, plan: Plan, words: str, share: float) -> OpenedData:
+    """Tokenise or read the data that a run names, with the tokenizer that `words` names, and look whether they fill its
+    steps; a `share` is held out where nothing else judges.
+
+    Raises:
+        MeshwrightError: D codes for everything that is wrong with them.
+    """
+    from meshwright.run import data
+    from meshwright.run.data import tokenizer
+
+    def load(name: str, option: str) -> tuple[str, Any]:
+        folder = data.build(name, tokenizer.load(words), data.cache_folder(), say=note)
+        microbatch = plan.pools[0].plan.pipeline.microbatch
+        how = {"vocab": model.vocab, "model": model, "microbatch": microbatch, "place": f"{option} {name}"}
+        return str(folder), data.load(folder, train, **how)
+
+    if launched():
+        return OpenedData()
+    corpus, text = load(given.data, "--data")
+    judged = ""
+    if given.eval_data:
+        judged, _ = load(given.eval_data, "--eval-data")
+    elif given.eval_every:
+        _check_held_out(text, share, given.data)
+    if given.lengths and not isinstance(text, data.Corpus):
+        help = "name one text after the other, with --lengths for each"
+        raise MeshwrightError.one("D009", "--lengths writes those of one text", f"--data {given.data}", help=help)
+    if given.lengths:
+        count = data.write_lengths(text, Path(given.lengths))
+        note(f"wrote {given.lengths}: {count:,} documents, for --train ...,lengths={given.lengths}")
+    return OpenedData(corpus, judged, text)
+
+
+def share_held_out(numbers: dict[str, Any]) -> float:
+    """Return the share of the data that is held out where some is."""
+    return numbers.get("held_out", HELD_OUT)
+
+
+def _check_held_out(text: Any, share: float, name: str) -> None:
+    """D005 where what is held out is less than a batch, or what is left."""
+    from meshwright.run import data
+
+    try:
+        data.held_out(text, share)
+    except ValueError as error:
+        what = "there are too few samples" if isinstance(text, data.LabelledSamples) else "the text is too short"
+        message = f"{what} to hold a part out: {error}"
+        help = "more of them, another --held-out, a smaller batch or seq, or no --eval-every"
+        raise MeshwrightError.one("D005", message, place=f"--data {name}", help=help) from None

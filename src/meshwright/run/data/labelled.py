@@ -1,0 +1,198 @@
+"""Labelled samples on disk: images or vectors of features with a class, or a value, each; built once for each content.
+
+``FILE.npz`` has ``labels`` [N] and either ``images``, [N, height, width, channels], [N, channels, height, width] or
+[N, height, width], or ``features`` [N, width]; it may have ``mean`` and ``std`` [channels], by which images of bytes
+are normalised once they are between 0 and 1 (0.5 each unless it does), and ``clients`` [N], whose sample each is. A
+folder of CIFAR's binary files (Krizhevsky 2009) and MNIST's idx files (LeCun et al. 1998), compressed or not, are read
+as they are published. Numbers of other types than bytes are taken as they are.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import struct
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.errors import MeshwrightError
+
+META, INPUTS, LABELS, CLIENTS = "labelled.json", "inputs.bin", "labels.bin", "clients.bin"
+#: Part of a build's key, so that another version builds another.
+FORMAT_VERSION = 1
+#: Where the two forms of CIFAR lie in a row of bytes: labels first, then red, green and blue of 32 x 32 pixels.
+CIFAR_SIDE, CIFAR10_LABELS, CIFAR100_LABELS = 32, 1, 2
+#: The beginning of MNIST's files: two zero bytes, bytes as the type, and how many dimensions there are.
+IDX_IMAGES, IDX_LABELS = b"\0\0\x08\x03", b"\0\0\x08\x01"
+#: Bytes that images of bytes are normalised by unless a file says it.
+USUAL = 0.5
+_HELP = "a .npz with labels [N] and images [N, H, W, C] or features [N, F], CIFAR's binary files or MNIST's idx files"
+
+
+class LabelledMeta(msgspec.Struct, frozen=True, kw_only=True):
+    """The header of labelled samples: numpy types and shapes of inputs and labels, how bytes are normalised, and how
+    many ``clients`` they are of, 0 where nobody says."""
+
+    kind: str
+    shape: tuple[int, ...]
+    label_kind: str
+    label_shape: tuple[int, ...]
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    clients: int = 0
+
+
+def _bad(path: str | Path, why: str, help: str = _HELP) -> MeshwrightError:
+    return MeshwrightError.one("D012", f"not labelled samples: {why}", place=f"--data {path}", help=help)
+
+
+def samples(name: str) -> list[Path]:
+    """Return the files of the labelled samples that a name means; [] where it means text."""
+    path = Path(name)
+    if path.suffix == ".npz":
+        return [path]
+    if path.is_dir():
+        found = sorted(path.glob("data_batch_*.bin"))
+        return found or ([path / "train.bin"] if _hundred(path / "train.bin") else [])
+    if path.suffix == ".bin" and (path.name.startswith(("data_batch", "test_batch")) or _hundred(path)):
+        return [path]
+    if "-idx3-ubyte" in path.name or path.name.endswith((".idx3-ubyte", ".idx3-ubyte.gz")):
+        return [path, path.with_name(path.name.replace("images", "labels").replace("idx3", "idx1"))]
+    return []
+
+
+def _hundred(path: Path) -> bool:
+    """Whether a file is one of CIFAR-100, beside which its labels' names lie."""
+    return path.name in ("train.bin", "test.bin") and (path.parent / "fine_label_names.txt").is_file()
+
+
+def look(name: str) -> None:
+    """Look whether the files of labelled samples are there.
+
+    Raises:
+        MeshwrightError: D001 where one is not.
+    """
+    for path in samples(name):
+        if not path.is_file():
+            help = "name a file that is there"
+            raise MeshwrightError.one("D001", f"there is no file {path}", place=f"--data {name}", help=help)
+
+
+def digest(name: str) -> str:
+    """A hash of the contents of labelled samples.
+
+    Raises:
+        MeshwrightError: D001 for a file that is not there.
+    """
+    look(name)
+    whole = hashlib.sha256()
+    for path in samples(name):
+        with path.open("rb") as file:
+            whole.update(hashlib.file_digest(file, "sha256").digest())
+    return whole.hexdigest()
+
+
+def read(name: str) -> dict[str, NDArray[Any]]:
+    """The arrays of labelled samples: ``images`` or ``features``, ``labels`` and what else a file says.
+
+    Raises:
+        MeshwrightError: D001 for a file that is not there, D012 with what is wrong with one.
+    """
+    look(name)
+    first, *_ = every = samples(name)
+    try:
+        if first.suffix == ".npz":
+            with np.load(first, allow_pickle=False) as found:
+                arrays = {key: found[key] for key in found.files}
+        elif first.suffix == ".bin":
+            arrays = _cifar(every)
+        else:
+            arrays = {"images": _idx(first, IDX_IMAGES), "labels": _idx(every[1], IDX_LABELS)}
+    except (OSError, ValueError, BadZipFile, EOFError, struct.error) as error:
+        raise _bad(name, str(error)) from None
+    _check(arrays, name)
+    return arrays
+
+
+def _cifar(files: list[Path]) -> dict[str, NDArray[Any]]:
+    labels = CIFAR100_LABELS if _hundred(files[0]) else CIFAR10_LABELS
+    width = labels + 3 * CIFAR_SIDE**2
+    rows = np.concatenate([np.fromfile(path, np.uint8) for path in files])
+    if len(rows) % width or not len(rows):
+        raise ValueError(f"{len(rows):,} bytes are not whole rows of {width:,}")
+    rows = rows.reshape(-1, width)
+    return {"images": rows[:, labels:].reshape(-1, 3, CIFAR_SIDE, CIFAR_SIDE), "labels": rows[:, labels - 1]}
+
+
+def _idx(path: Path, magic: bytes) -> NDArray[Any]:
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        data = file.read()
+    if data[:4] != magic:
+        raise ValueError(f"{path.name} does not begin as an idx file of bytes with {magic[3]} dimensions")
+    sizes = struct.unpack(f">{magic[3]}I", data[4 : 4 + 4 * magic[3]])
+    values = np.frombuffer(data, np.uint8, offset=4 + 4 * magic[3])
+    if len(values) != np.prod(sizes, dtype=np.int64):
+        raise ValueError(f"{path.name} says sizes {list(sizes)} and has {len(values):,} bytes")
+    return values.reshape(sizes)
+
+
+def _check(arrays: dict[str, NDArray[Any]], name: str) -> None:
+    """Raise D012 for arrays that are no labelled samples."""
+    inputs = [key for key in ("images", "features") if key in arrays]
+    if len(inputs) != 1 or "labels" not in arrays:
+        raise _bad(name, f"its arrays are {', '.join(sorted(arrays)) or 'none'}")
+    values, labels = arrays[inputs[0]], arrays["labels"]
+    for key, array in ((inputs[0], values), ("labels", labels)):
+        if array.dtype.kind not in "uif":
+            raise _bad(name, f"{key} are of type {array.dtype}, which is no number")
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise _bad(name, f"{key} has a value that is not finite", "put numbers for NaN and inf")
+    if values.ndim not in ((3, 4) if inputs[0] == "images" else (2,)):
+        raise _bad(name, f"{inputs[0]} has the shape {list(values.shape)}")
+    if len(values) != len(labels) or not len(values):
+        raise _bad(name, f"there are {len(values):,} {inputs[0]} and {len(labels):,} labels")
+    if "clients" in arrays and arrays["clients"].shape != (len(labels),):
+        raise _bad(name, f"clients has the shape {list(arrays['clients'].shape)}, and there are {len(labels):,} labels")
+
+
+def write(folder: Path, arrays: dict[str, NDArray[Any]]) -> None:
+    """Write the arrays of labelled samples, as :func:`read` gives them, into a folder."""
+    inputs, labels = arrays.get("images", arrays.get("features")), arrays["labels"]
+    kept = inputs if inputs.dtype in (np.uint8, np.float64) else inputs.astype(np.float32)
+    labels = labels.astype(np.float64 if labels.dtype.kind == "f" else np.int64)
+    said = {key: tuple(np.atleast_1d(arrays[key]).astype(float).tolist()) for key in ("mean", "std") if key in arrays}
+    clients = 0
+    if "clients" in arrays:
+        _, of = np.unique(arrays["clients"], return_inverse=True)
+        clients = int(of.max()) + 1
+        (folder / CLIENTS).write_bytes(of.astype("<i8").tobytes())
+    (folder / INPUTS).write_bytes(np.ascontiguousarray(kept).tobytes())
+    (folder / LABELS).write_bytes(labels.tobytes())
+    meta = LabelledMeta(
+        kind=kept.dtype.str,
+        shape=tuple(kept.shape),
+        label_kind=labels.dtype.str,
+        label_shape=tuple(labels.shape),
+        clients=clients,
+        **said,
+    )
+    (folder / META).write_bytes(msgspec.json.encode(meta))
+
+
+def read_meta(folder: Path) -> LabelledMeta:
+    """Read the header of labelled samples."""
+    return msgspec.json.decode((folder / META).read_bytes(), type=LabelledMeta)
+
+
+def whole(folder: Path) -> bool:
+    """Whether a folder holds labelled samples of the sizes that it says; raises OSError or MsgspecError for none."""
+    meta = read_meta(folder)
+    sizes = {INPUTS: np.dtype(meta.kind).itemsize * int(np.prod(meta.shape, dtype=np.int64))}
+    sizes[LABELS] = np.dtype(meta.label_kind).itemsize * int(np.prod(meta.label_shape, dtype=np.int64))
+    sizes |= {CLIENTS: 8 * meta.shape[0]} if meta.clients else {}
+    return all((folder / name).stat().st_size == size for name, size in sizes.items())

@@ -1,0 +1,215 @@
+"""Labelled samples in batches: the images or features of a step with their labels.
+
+What a step trains on is a pure function of (seed, step), as of text (:mod:`.corpus`): every epoch visits each sample
+once, in an order that a keyed permutation gives, and a data-parallel rank takes its share of the rows. So is how an
+image is changed, by (seed, place in that order).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from meshwright.errors import Diagnostic, MeshwrightError
+from meshwright.run.data.augment import AS_THEY_ARE, Augment
+from meshwright.run.data.corpus import Batch, permute, sequences
+from meshwright.run.data.labelled import CLIENTS, INPUTS, LABELS, USUAL, LabelledMeta, read_meta
+from meshwright.spec.model import Model
+from meshwright.spec.workload import Train
+
+#: The key of the permutation whose end is held out: one that no epoch has.
+HELD = (0, 2**32)
+
+
+class SampleLayout(NamedTuple):
+    """Where an array has an image's channels: ``first``, ``last`` or, of one channel, in no dimension (``none``); "" of
+    features, which are no images."""
+
+    channels: str
+
+    def images(self, some: NDArray[Any]) -> NDArray[Any]:
+        """Images [n, channels, height, width]; features as they are."""
+        if self.channels == "none":
+            return some[:, None]
+        return some.transpose(0, 3, 1, 2) if self.channels == "last" else some
+
+
+class LabelledSamples(msgspec.Struct, frozen=True, kw_only=True):
+    """Samples as one corpus to what trains on it: those ``chosen`` [n] of ``inputs`` and ``labels`` [N] on disk;
+    ``clients`` [N] says whose each is. Steps take turns on ``clusters``, equal runs of them; 0 for none."""
+
+    inputs: NDArray[Any]
+    labels: NDArray[Any]
+    chosen: NDArray[np.int64]
+    layout: SampleLayout
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    global_batch: int
+    seed: int = 0
+    augment: Augment = AS_THEY_ARE
+    clients: NDArray[np.int64] | None = None
+    clusters: int = 0
+
+    #: That of text in rows, of which there are none here.
+    rows: None = None
+    seq_len: int = 1
+
+    @property
+    def num_sequences(self) -> int:
+        """The samples."""
+        return len(self.chosen)
+
+    def lengths(self) -> None:
+        """Nothing: samples are no documents."""
+
+    def batch(self, step: int, dp_index: int = 0, dp_size: int = 1) -> Batch:
+        """The share of data-parallel rank `dp_index` of step `step`, counted from 0: rows [dp_index, dp_index + 1) *
+        global_batch / dp_size of the global batch.
+
+        Raises:
+            ValueError: `dp_size` does not divide the global batch.
+        """
+        if self.clusters:
+            turn, part = divmod(step, self.clusters)
+            mine = np.array_split(self.chosen, self.clusters)[part]
+            return self._share(mine, turn * self.global_batch, self.global_batch, dp_index, dp_size)
+        return self.share(step * self.global_batch, self.global_batch, dp_index, dp_size)
+
+    def share(self, first: int, count: int, dp_index: int = 0, dp_size: int = 1) -> Batch:
+        """The share of a data-parallel rank of `count` samples of the endless order, from the one at `first` on.
+
+        Raises:
+            ValueError: `dp_size` does not divide the count.
+        """
+        return self._share(self.chosen, first, count, dp_index, dp_size)
+
+    def own(self, step: int, part: int, parts: int, among: int = 0, of: int = 1, rows: int = 1) -> Batch:
+        """The `rows` of one of `of` ranks, that at `among`, in step `step` of a replica that has the samples of `part`
+        alone, one of `parts`."""
+        return self._share(self.members(part, parts), step * of * rows, of * rows, among, of)
+
+    def members(self, part: int, parts: int) -> NDArray[np.int64]:
+        """The samples of one of `parts` who have their own: those of its clients, dealt in equal runs, where samples
+        say whose they are; else an equal run of them.
+
+        Raises:
+            MeshwrightError: D013 where it has none.
+        """
+        found = np.array_split(self.chosen, parts)[part]
+        if self.clients is not None:
+            owners = self.clients[self.chosen]
+            found = self.chosen[owners * parts // (int(self.clients.max()) + 1) == part]
+        if not len(found):
+            message = f"part {part + 1} of {parts} has no samples of its own"
+            raise MeshwrightError.one("D013", message, place="--data", help="more samples, or fewer replicas")
+        return found
+
+    def of_class(self, rng: np.random.Generator, shares: NDArray[np.float64], rows: int) -> Batch:
+        """Samples drawn with replacement: for each of `rows` a class with these `shares`, then one of it."""
+        labels = self.labels[self.chosen]
+        there = [np.flatnonzero(labels == c) for c in range(len(shares))]
+        shares = np.where([len(some) > 0 for some in there], shares, 0.0) + 1e-300
+        classes = rng.choice(len(shares), rows, p=shares / shares.sum())
+        found = [self.chosen[there[c][rng.integers(len(there[c]))]] for c in classes.tolist()]
+        return self._made(np.array(found, np.int64), rng.integers(1 << 62, size=rows))
+
+    def _share(self, some: NDArray[np.int64], first: int, count: int, dp_index: int, dp_size: int) -> Batch:
+        if count % dp_size:
+            raise ValueError(f"a global batch of {count} does not divide by {dp_size}")
+        rows = count // dp_size
+        places = np.arange(first + dp_index * rows, first + (dp_index + 1) * rows)
+        return self._made(some[sequences(places, len(some), self.seed)], places)
+
+    def _made(self, rows: NDArray[np.int64], places: NDArray[np.int64]) -> Batch:
+        """The batch of some rows, which stand at these places of the order that they are drawn in."""
+        found = self.layout.images(np.asarray(self.inputs[rows]))
+        if found.dtype == np.uint8:
+            mean, std = (np.float32(one).reshape(-1, *(1,) * (found.ndim - 2)) for one in (self.mean, self.std))
+            found = (found.astype(np.float32) / np.float32(255) - mean) / std
+        if self.layout.channels:
+            found = self.augment.changed(found, self.seed, places)
+        inputs = torch.from_numpy(np.ascontiguousarray(found))
+        return Batch(inputs, None, torch.from_numpy(np.asarray(self.labels[rows])))
+
+    def held_out(self, share: float) -> tuple[LabelledSamples, LabelledSamples]:
+        """Divide samples in two: what there is to train on, and a `share` to judge by, drawn alike whatever the seed,
+        and never changed.
+
+        Raises:
+            ValueError: one of the parts is smaller than a step's batch.
+        """
+        mixed = permute(np.arange(len(self.chosen)), len(self.chosen), HELD)
+        cut = len(mixed) - int(len(mixed) * share)
+        train, judged = (np.sort(self.chosen[some]) for some in (mixed[:cut], mixed[cut:]))
+        if min(len(train), len(judged)) < self.global_batch:
+            raise ValueError(f"{len(mixed):,} samples, of which {share:.2%} are held out")
+        return msgspec.structs.replace(self, chosen=train), self.judged(judged)
+
+    def judged(self, chosen: NDArray[np.int64] | None = None) -> LabelledSamples:
+        """These samples, or all, to judge by."""
+        chosen = self.chosen if chosen is None else chosen
+        return msgspec.structs.replace(self, chosen=chosen, seed=0, augment=AS_THEY_ARE, clusters=0)
+
+
+def load(
+    folder: Path, train: Train, model: Model, *, seed: int, augment: Augment = AS_THEY_ARE, place: str
+) -> LabelledSamples:
+    """The labelled samples in a folder, for a model that classifies them.
+
+    Raises:
+        MeshwrightError: D005 for fewer samples than a step's batch; D013 with all in which they do not fit the model.
+    """
+    meta = read_meta(folder)
+    layout, wrong = _fitting(meta, train, model, place)
+    count = meta.shape[0]
+    labels = np.fromfile(folder / LABELS, meta.label_kind).reshape(meta.label_shape)
+    if count < train.global_batch:
+        message = f"there are {count:,} samples, and a step trains {train.global_batch:,}"
+        wrong.append(Diagnostic(code="D005", message=message, place=place, help="more samples, or a smaller batch"))
+    wrong += _labels(labels, model, place)
+    if wrong:
+        raise MeshwrightError(wrong)
+    clients = np.fromfile(folder / CLIENTS, "<i8").astype(np.int64) if meta.clients else None
+    return LabelledSamples(
+        inputs=np.memmap(folder / INPUTS, meta.kind, "r", shape=meta.shape),
+        labels=labels,
+        chosen=np.arange(count),
+        layout=layout,
+        mean=meta.mean or (USUAL,),
+        std=meta.std or (USUAL,),
+        global_batch=train.global_batch,
+        seed=seed,
+        augment=augment,
+        clients=clients,
+        clusters=train.clusters,
+    )
+
+
+def _fitting(meta: LabelledMeta, train: Train, model: Model, place: str) -> tuple[SampleLayout, list[Diagnostic]]:
+    """How samples are laid out, and D013 where that is not what a model reads."""
+    channels, side = model.embedding.channels, train.image
+    wanted = f"{channels} channels of {side} x {side} pixels"
+    _, *sizes = meta.shape
+    for name, shape in (("last", [side, side, channels]), ("first", [channels, side, side]), ("none", [side, side])):
+        if sizes == shape and (name != "none" or channels == 1):
+            return SampleLayout(name), []
+    message = f"the samples are of the shape {sizes}, and {model.name} reads {wanted} (image={side})"
+    help = f"say image= as the samples have it, or a model of their channels (num_channels), or give it {wanted}"
+    return SampleLayout(""), [Diagnostic(code="D013", message=message, place=place, help=help)]
+
+
+def _labels(labels: NDArray[Any], model: Model, place: str) -> list[Diagnostic]:
+    """D013 for labels that are no classes of a model."""
+    rows, why = model.head.rows, ""
+    if labels.dtype.kind == "f" or labels.ndim != 1:
+        why = f"labels are {labels.dtype} of the shape {list(labels.shape)}, and classes are whole numbers [N]"
+    elif int(labels.min()) < 0 or int(labels.max()) >= rows:
+        worst = int(labels.min()) if int(labels.min()) < 0 else int(labels.max())
+        why = f"there is a label {worst}, and {model.name} tells {rows:,} classes, 0 to {rows - 1}"
+    help = "number classes from 0, or say num_labels in the model"
+    return [Diagnostic(code="D013", message=why, place=place, help=help)] if why else []

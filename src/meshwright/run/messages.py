@@ -1,0 +1,27 @@
+"""Messages between the stages of a pipeline: hidden states of tokens, or maps of images."""
+
+from __future__ import annotations
+
+from math import isqrt
+from typing import TYPE_CHECKING
+
+import torch
+
+from meshwright.lower.partition import stage_layers
+from meshwright.spec import naming
+
+if TYPE_CHECKING:
+    from meshwright.run.trainer import Trainer
+
+
+def message_of(trainer: Trainer, stage: int) -> torch.Tensor:
+    """Return an empty buffer for what a stage makes of a microbatch: hidden states [s, b, hidden], or, of a classifier,
+    the maps [b, channels, height, width] behind its last layer."""
+    model = trainer.model
+    if not naming.classifies(model):
+        return trainer.hidden_states()
+    ends = sum(map(len, stage_layers(trainer.plan, model)[: stage + 1]))
+    flow = model.flows[model.block(ends - 1).stream if ends else model.embedding.stream]
+    side = isqrt(flow.length(trainer.train.seq_len))
+    sizes = (trainer.shape.together, flow.hidden, side, side)
+    return torch.empty(sizes, dtype=trainer.types.compute, device=trainer.mesh.device)

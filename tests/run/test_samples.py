@@ -1,0 +1,174 @@
+"""Labelled samples: their files, their order, how images are changed, what is held out, and runs on them."""
+
+import gzip
+import json
+import struct
+
+import msgspec
+import numpy as np
+import pytest
+
+import meshwright as mw
+from meshwright.errors import MeshwrightError
+from meshwright.run import data
+from meshwright.run.data import Augment, tokenizer
+from meshwright.run.data.augment import read
+from meshwright.spec.workload import Train
+from tests.run.classifiers import model
+
+RNG = np.random.default_rng(0)
+COUNT, SIDE = 40, 16
+BYTES = RNG.integers(0, 256, (COUNT, SIDE, SIDE, 3), np.uint8)
+LABELS = RNG.integers(0, 5, COUNT)
+TRAIN = Train(global_batch=8, seq_len=SIDE**2, image=SIDE)
+
+
+def opened(folder, train=TRAIN, of=None, augment=None, **arrays):
+    np.savez(folder / "some.npz", **arrays)
+    built = data.build(str(folder / "some.npz"), tokenizer.Bytes(), folder / "cache")
+    of = of or model()
+    return data.load(built, train, vocab=of.vocab, model=of, seed=3, augment=augment or Augment())
+
+
+def test_bytes_are_normalised_and_channels_come_first_however_they_lie(tmp_path):
+    expected = (BYTES.astype(np.float32).transpose(0, 3, 1, 2) / 255 - 0.5) / 0.5
+    last = opened(tmp_path, images=BYTES, labels=LABELS)
+    first = opened(tmp_path, images=BYTES.transpose(0, 3, 1, 2), labels=LABELS)
+    batches = [one.batch(0) for one in (last, first)]
+    chosen = [int(np.abs(expected - one).sum((1, 2, 3)).argmin()) for one in batches[0].tokens.numpy()]
+    assert (
+        np.allclose(batches[0].tokens.numpy(), expected[chosen])
+        and (batches[0].targets.numpy() == LABELS[chosen]).all()
+    )
+    assert all(
+        (a == b).all() for a, b in zip((batches[0].tokens, batches[0].targets), (batches[1].tokens, batches[1].targets))
+    )
+    said = opened(tmp_path, images=BYTES, labels=LABELS, mean=[0.1, 0.2, 0.3], std=[0.5, 1.0, 2.0])
+    by_hand = (BYTES[chosen[0]] / 255 - [0.1, 0.2, 0.3]) / [0.5, 1.0, 2.0]
+    assert np.allclose(said.batch(0).tokens[0].numpy(), by_hand.transpose(2, 0, 1), atol=1e-6)
+
+
+def test_an_epoch_visits_every_sample_once_and_ranks_share_each_step(tmp_path):
+    found = opened(
+        tmp_path,
+        images=np.arange(COUNT, dtype=np.float64).repeat(SIDE**2 * 3).reshape(COUNT, SIDE, SIDE, 3),
+        labels=LABELS,
+    )
+    epochs = [[found.batch(step).tokens[:, 0, 0, 0] for step in range(e * 5, e * 5 + 5)] for e in range(2)]
+    orders = [np.concatenate(one).astype(int) for one in epochs]
+    assert all(sorted(order) == list(range(COUNT)) for order in orders) and (orders[0] != orders[1]).any()
+    for step in (0, 7):
+        parts = [found.batch(step, index, 4).tokens for index in range(4)]
+        assert (np.concatenate(parts) == found.batch(step).tokens.numpy()).all()
+    with pytest.raises(ValueError, match="does not divide by 3"):
+        found.batch(0, 0, 3)
+
+
+def test_a_part_is_held_out_that_is_never_trained_on_nor_changed(tmp_path):
+    values = np.arange(1, COUNT + 1, dtype=np.float64).repeat(SIDE**2 * 3).reshape(COUNT, 3, SIDE, SIDE)
+    found = opened(tmp_path, images=values, labels=LABELS, augment=read("crop=4"))
+    train, held = data.held_out(found, 0.2)
+    assert sorted(np.concatenate((train.chosen, held.chosen))) == list(range(COUNT)) and len(held.chosen) == 8
+    assert (held.batch(0).tokens != 0).all() and (train.batch(0).tokens == 0).any()
+    with pytest.raises(ValueError, match="are held out"):
+        data.held_out(found, 0.1)
+
+
+def test_images_are_changed_by_seed_and_place_whoever_makes_them(tmp_path):
+    found = opened(tmp_path, images=BYTES, labels=LABELS, augment=read("flip+crop=2"))
+    whole = found.batch(3).tokens
+    assert (np.concatenate([found.batch(3, i, 2).tokens for i in range(2)]) == whole.numpy()).all()
+    plain = msgspec.structs.replace(found, augment=Augment()).batch(3).tokens
+    assert (whole != plain).any()
+    other = msgspec.structs.replace(found, seed=4)
+    assert (other.batch(3).tokens.shape == whole.shape) and (other.batch(3).tokens != whole).any()
+    image = np.arange(9.0).reshape(1, 1, 3, 3)
+    made = {tuple(Augment(flip=True).changed(image, 0, np.array([place])).ravel()) for place in range(9)}
+    assert made == {tuple(range(9)), (2, 1, 0, 5, 4, 3, 8, 7, 6)}
+    shifted = {tuple(Augment(crop=1).changed(image, 0, np.array([place])).ravel()) for place in range(200)}
+    assert len(shifted) == 9 and (4, 5, 0, 7, 8, 0, 0, 0, 0) in shifted
+    assert [read(word) for word in ("flip+flip", "crop", "crop=0", "turn")] == [None] * 4
+    assert read("flip+crop=4").text() == "flip+crop=4"
+
+
+def test_cifars_and_mnists_own_files_are_read(tmp_path):
+    rows = np.concatenate((LABELS[:, None].astype(np.uint8), RNG.integers(0, 256, (COUNT, 3072), np.uint8)), 1)
+    for number, part in enumerate(np.split(rows, 2), 1):
+        part.tofile(tmp_path / f"data_batch_{number}.bin")
+    small = model(num_labels=5)
+    train = Train(global_batch=8, seq_len=32**2, image=32)
+    built = data.build(str(tmp_path), tokenizer.Bytes(), tmp_path / "cache")
+    found = data.load(built, train, vocab=5, model=small)
+    assert (found.labels == LABELS).all() and (found.inputs[7] == rows[7, 1:].reshape(3, 32, 32)).all()
+    images = RNG.integers(0, 256, (COUNT, SIDE, SIDE), np.uint8)
+    folder = tmp_path / "mnist"
+    folder.mkdir()
+    with gzip.open(folder / "train-images-idx3-ubyte.gz", "wb") as file:
+        file.write(b"\0\0\x08\x03" + struct.pack(">3I", COUNT, SIDE, SIDE) + images.tobytes())
+    with gzip.open(folder / "train-labels-idx1-ubyte.gz", "wb") as file:
+        file.write(b"\0\0\x08\x01" + struct.pack(">I", COUNT) + LABELS.astype(np.uint8).tobytes())
+    built = data.build(str(folder / "train-images-idx3-ubyte.gz"), tokenizer.Bytes(), tmp_path / "cache")
+    found = data.load(built, TRAIN, vocab=5, model=model(num_channels=1))
+    assert found.batch(0).tokens.shape == (8, 1, SIDE, SIDE) and (found.inputs[3] == images[3]).all()
+
+
+WRONG = {
+    "no labels": ({"images": BYTES}, "D012", "its arrays are images"),
+    "too few labels": ({"images": BYTES, "labels": LABELS[:-1]}, "D012", "40 images and 39 labels"),
+    "words": ({"images": BYTES, "labels": LABELS.astype(str)}, "D012", "which is no number"),
+    "nan": ({"images": np.where(BYTES > 9, BYTES, np.nan), "labels": LABELS}, "D012", "not finite"),
+    "a large label": ({"images": BYTES, "labels": LABELS + 3}, "D013", "there is a label 7, and small tells 5 classes"),
+    "values": ({"images": BYTES, "labels": LABELS / 2}, "D013", "classes are whole numbers"),
+    "other sizes": (
+        {"images": BYTES[:, :8], "labels": LABELS},
+        "D013",
+        r"of the shape \[8, 16, 3\], and small reads 3",
+    ),
+    "few": ({"images": BYTES[:4], "labels": LABELS[:4]}, "D005", "there are 4 samples, and a step trains 8"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_with_samples_is_said(case, tmp_path):
+    arrays, code, words = WRONG[case]
+    with pytest.raises(MeshwrightError, match=rf"{code}[\s\S]*{words}"):
+        opened(tmp_path, **arrays)
+
+
+def test_objects_are_never_unpickled(tmp_path):
+    with pytest.raises(MeshwrightError, match=r"D012"):
+        opened(tmp_path, images=BYTES, labels=np.array([{}] * COUNT, object))
+
+
+def test_text_and_samples_are_not_taken_for_one_another(tmp_path):
+    (tmp_path / "a.txt").write_text("some text " * 100)
+    built = data.build(str(tmp_path / "a.txt"), tokenizer.Bytes(), tmp_path / "cache")
+    with pytest.raises(MeshwrightError, match=r"D013.*classifies labelled samples, and the data are text"):
+        data.load(built, TRAIN, vocab=5, model=model())
+    np.savez(tmp_path / "some.npz", images=BYTES, labels=LABELS)
+    built = data.build(str(tmp_path / "some.npz"), tokenizer.Bytes(), tmp_path / "cache")
+    with pytest.raises(MeshwrightError, match=r"D013.*are labelled samples, and the model reads text"):
+        data.load(built, Train(global_batch=2, seq_len=8), vocab=257)
+    with pytest.raises(MeshwrightError, match=r"D001.*there is no file"):
+        data.build(str(tmp_path / "other.npz"), tokenizer.Bytes(), tmp_path / "cache")
+
+
+def test_a_run_learns_and_says_how_many_of_the_held_out_images_it_tells_apart(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    labels = RNG.integers(0, 5, 240)
+    shown = RNG.normal(size=(5, 3, SIDE, SIDE))[labels] + RNG.normal(size=(240, 3, SIDE, SIDE)) / 2
+    np.savez(tmp_path / "train.npz", images=shown.astype(np.float32), labels=labels)
+    of, cluster = model(), mw.load_cluster("2xh100")
+    train = mw.parse_train(f"batch=16,image={SIDE},optimizer=momentum,dtype=fp32")
+    plan = mw.parse_plan("dp2 mb8")
+    from meshwright.run.api import train as trained
+    from meshwright.run.settings import Settings
+
+    said = {"steps": 48, "out": str(tmp_path / "out"), "judged_every": 48, "held_out": 0.2, "quiet": True}
+    settings = Settings(lr=0.02, weight_decay=0.0)
+    found = trained(of, cluster, train, plan, text=str(tmp_path / "train.npz"), settings=settings, device="cpu", **said)
+    assert found.losses[0] > 1.4 and found.losses[-1] < 0.6
+    assert found.accuracy.keys() == found.judged.keys() == {48} and found.accuracy[48] > 0.8
+    lines = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
+    last = json.loads(lines[-1])
+    assert last["held_out_accuracy"] == found.accuracy[48] and last["tokens"] == 48 * 16
