@@ -39,6 +39,14 @@ def test_two_plans_are_asked_and_compared(capsys):
     assert re.match(r"B is .* (slower|faster) than A", out)
 
 
+def test_rates_of_images_count_images(capsys):
+    asked = ["resnet-50", "--on", "8xh100", "--train", "batch=2048,image=224", "--plan", "dp8", "--plan", "dp8 mb256"]
+    _, out, _ = said(capsys, *asked)
+    assert "images/s/GPU" in out and "tokens/s" not in out
+    _, out, _ = said(capsys, *asked[:-4], "--plan", "dp8 mb256", "--plan", "dp8")
+    assert re.match(r"B is .* slower than A \([\d,.]+ times as long\)", out)
+
+
 def test_json_is_one_object_whose_causes_sum_to_the_difference(capsys):
     code, out, err = said(capsys, *SHARED, *PLANS, "--json")
     delta = json.loads(out)

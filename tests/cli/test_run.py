@@ -352,6 +352,9 @@ def test_what_this_machine_has_no_memory_for_is_refused_before_it_begins_or_begu
     code, _, err = said(capfd, "plan.toml", "--train", lora, "--data", "absent.bin")  # what is not there comes first
     ((kind, message),) = errors(err)
     assert (code, kind) == (2, "D001") and "No such file" in message and "absent.idx" in err
+    for more, code_of in ((["--tokenizer", "absent"], "D004"), (["--weights", "absent"], "H006")):
+        _, _, err = said(capfd, "plan.toml", "--train", lora, "--data", "sample", *more)
+        assert [kind for kind, _ in errors(err)] == [code_of]
     short = ["plan.toml", "--data", "sample", "--steps", "1"]
     monkeypatch.setattr("meshwright.run.room.host_bytes", lambda: 2)
     code, _, err = said(capfd, *short)

@@ -1,5 +1,7 @@
 """Networks of convolutions: parameters and operations as published, products and bytes by hand, legal plans."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.layers.convolution import FeatureMaps, convolved
 from meshwright.lower import lower
 from meshwright.plan import check
+from meshwright.quantity import seconds
 from meshwright.search.space import default
 from meshwright.spec.convolution import Convolution2d
 from meshwright.spec.matrices import num_matrices
@@ -220,12 +223,20 @@ def test_every_kind_of_a_network_of_convolutions_has_its_record():
     assert {layers.of(layer).name for _, layer in model.all_layers} == {"image stem", "block", "image classifier"}
 
 
-def test_a_microbatch_of_one_image_is_cautioned_against():
-    said = [
-        mw.predict(mw.load_model("resnet-50"), ON, TRAIN, mw.parse_plan(plan)).cautions for plan in ("dp8", "dp8 mb32")
+def test_a_microbatch_of_one_image_is_cautioned_against_with_the_step_of_a_better_one():
+    model = mw.load_model("resnet-50")
+    one, all_at_once = (mw.predict(model, ON, TRAIN, mw.parse_plan(plan)) for plan in ("dp8", "dp8 mb32"))
+    took = f"with mb32 in the plan a step takes {seconds(all_at_once.step_time_s)}, not {seconds(one.step_time_s)}"
+    assert any(took in caution for caution in one.cautions)
+    assert not any("one image at a time" in caution for caution in all_at_once.cautions)
+    # of more images than memory has room for, as many as it has
+    large = mw.predict(model, ON, mw.parse_train("batch=4096,image=1024"), mw.parse_plan("dp8"))
+    (said,) = (caution for caution in large.cautions if "one image at a time" in caution)
+    size = int(re.search(r"with mb(\d+)", said)[1])
+    fits = [
+        mw.predict(model, ON, large.train, mw.parse_plan(f"dp8 mb{n}"), detail=False).fits for n in (size, 2 * size)
     ]
-    assert any("mb32 is all that a replica has" in one for one in said[0])
-    assert not any("one image at a time" in one for one in said[1])
+    assert fits == [True, False]
 
 
 def test_a_search_puts_more_images_together_than_sequences():

@@ -39,8 +39,10 @@ from meshwright.causes import PRICED
 from meshwright.cost import Costs, standard_on
 from meshwright.errors import MeshwrightError
 from meshwright.plan import Plan, check
+from meshwright.plan.facet import divisors
 from meshwright.plan.facets.feedback import otherwise as fed_otherwise
 from meshwright.plan.facets.overlap import otherwise
+from meshwright.plan.facets.pipeline import MOST_IMAGES
 from meshwright.plan.facets.sequence import STATIC
 from meshwright.quantity import seconds
 from meshwright.simulate import memory
@@ -158,6 +160,7 @@ def predict(
         warnings=told,
         cautions=(
             *feed_cautions(told_feed),
+            *(_one_image(model, cluster, train, plan, costs, own) if detail else ()),
             *doubts,
             *(one.text for one in (lowering, choice, allotment) if one is not None),
             *approximate(plan, train, rounds),
@@ -258,6 +261,23 @@ def _growing(model: Model, cluster: Cluster, train: Train, plan: Plan, costs: Co
         return (said + seconds(later_s),)
     spent = [s * train.tokens / t.tokens_per_step for s, t in ((step_s, train), (later_s, largest))]
     return (said + f"{seconds(later_s)}: all tokens take from {seconds(min(spent))} to {seconds(max(spent))}",)
+
+
+def _one_image(
+    model: Model, cluster: Cluster, train: Train, plan: Plan, costs: Costs, step_s: float
+) -> tuple[str, ...]:
+    """A caution where images are computed one by one: how long a step takes with as many of a replica's at a time as
+    fit, where that is less."""
+    share = 0 if plan.several else train.global_batch // plan.layout.dp
+    if not train.image or plan.several or plan.pipeline.microbatch > 1 or plan.layout.pp > 1:
+        return ()
+    for size in reversed([n for n in divisors(share) if 1 < n <= MOST_IMAGES]):
+        larger = msgspec.structs.replace(plan, pipeline=msgspec.structs.replace(plan.pipeline, microbatch=size))
+        found = predict(model, cluster, train, larger, costs=costs, detail=False)
+        if found.fits and found.step_time_s < step_s:
+            less = f"with mb{size} in the plan a step takes {seconds(found.step_time_s)}, not {seconds(step_s)}"
+            return (f"mb1, the default, computes one image at a time: {less}",)
+    return ()
 
 
 def _round(run: Simulated) -> RoundTimes | None:

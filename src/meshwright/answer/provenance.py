@@ -355,9 +355,6 @@ def cautions(
         if mesh.cluster.shares_ports:
             why = f"tokens inside passes share no ports in a step of more than {CUT_TASKS:,} tasks"
         out.append(f"yield_mb={plan.overlap.yield_mb} lets nothing pass on {mesh.cluster.name}: {why}")
-    share = train.global_batch // plan.layout.dp
-    if train.image and plan.pipeline.microbatch == 1 and plan.layout.pp == 1 and share > 1:
-        out.append(f"mb1 computes one image at a time: mb{share} is all that a replica has of a step at once")
     if step_s > LONG_STEP_S:
         out.append(f"one step takes {seconds(step_s)}: batch= counts sequences of a step, seq= tokens of a sequence")
     if mfu > SELDOM_MFU and costs.framework.flagged:

@@ -33,7 +33,7 @@ from meshwright.cli.run_options import (
     RunOptions,
 )
 from meshwright.cli.run_rates import by_policy
-from meshwright.cli.run_room import without_room
+from meshwright.cli.run_room import of_files, without_room
 from meshwright.cli.run_swarm import swarmed, wrong_peers
 from meshwright.cli.run_worlds import bad, elastic, measured, recovered, unelastic, unknown, wrong_world
 from meshwright.errors import Diagnostic, MeshwrightError
@@ -260,15 +260,17 @@ def _job(given: RunOptions, numbers: dict[str, Any], precision: str, predicted: 
     from meshwright.run.settings import Settings
 
     prediction = useful = predicted(None)
-    wrong = [] if given.anyway else without_room(prediction, "cpu" if given.link else given.device)
-    if wrong:
-        raise MeshwrightError(wrong)
     model, plan, train = prediction.model, prediction.plan, prediction.train
     words = given.tokenizer or "bytes"
     if not given.tokenizer and given.weights and (Path(given.weights) / "tokenizer.json").is_file():
         words = given.weights  # what the weights were trained on
     elif not given.tokenizer and given.resume:
         words = origin_of(given.out).get("tokenizer", words)
+    if not launched():
+        of_files(words, given.weights)
+    wrong = [] if given.anyway else without_room(prediction, "cpu" if given.link else given.device)
+    if wrong:
+        raise MeshwrightError(wrong)
     found = opened(given, model, train, plan, words, share_held_out(numbers))
     if found.text is not None and found.text.rows is not None:  # padding is no use
         useful = predicted(msgspec.to_builtins(found.text.lengths()))

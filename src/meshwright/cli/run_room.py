@@ -1,7 +1,9 @@
-"""Memory of ``meshwright run``: what a plan is predicted to hold, beside what this machine has."""
+"""Whether ``meshwright run`` can begin on this machine: the files that it reads, and memory for what its plan is
+predicted to hold."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshwright.errors import Diagnostic
@@ -9,6 +11,20 @@ from meshwright.quantity import gibibytes, lacking
 
 if TYPE_CHECKING:
     from meshwright.answer.prediction import Prediction, RankMemory
+
+
+def of_files(words: str, weights: str) -> None:
+    """Look whether the tokenizer is there that is named, and the published weights that a run begins with ("": none).
+
+    Raises:
+        MeshwrightError: D004 for a tokenizer that cannot be read, H006 for weights; before anything is said of memory.
+    """
+    from meshwright.run.data import tokenizer
+    from meshwright.run.weights import DISTRIBUTED, open_weights
+
+    if weights and not (Path(weights) / DISTRIBUTED).is_file():
+        open_weights(Path(weights))
+    tokenizer.load(words)
 
 
 def without_room(prediction: Prediction, device: str) -> list[Diagnostic]:

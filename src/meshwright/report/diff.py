@@ -76,7 +76,7 @@ def delta(a: Prediction | Mapping[str, Any], b: Prediction | Mapping[str, Any]) 
             "peak_memory_bytes", METRICS["peak_memory_bytes"].words, tight_a["peak_bytes"], tight_b["peak_bytes"]
         ),
         memory=_by_entry(tight_a["alive"], tight_b["alive"], {}),
-        rates=tuple(_change(name, METRICS[name].words, left[name], right[name]) for name in RATES),
+        rates=tuple(_change(name, _rate(name, left, right), left[name], right[name]) for name in RATES),
         only_a=tuple(w for w in words_a if w not in words_b),
         only_b=tuple(w for w in words_b if w not in words_a),
         fields=_fields(a, b, left, right),
@@ -93,6 +93,13 @@ def _tightest(side: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _change(name: str, what: str, a: float, b: float) -> Change:
     return Change(name=name, what=what, a=a, b=b, change=b - a)
+
+
+def _rate(name: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
+    """The words of a rate, which counts images where a side's model reads images and tokens where it does not."""
+    words = METRICS[name].words
+    counted = dict.fromkeys("images" if side.get("images_per_s") is not None else "tokens" for side in (a, b))
+    return " or ".join(words.replace("tokens", each) for each in counted)
 
 
 def _by_entry(a: Mapping[str, float], b: Mapping[str, float], what: Mapping[str, str]) -> tuple[Change, ...]:

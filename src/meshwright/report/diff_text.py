@@ -13,6 +13,8 @@ from meshwright.report.page import WIDE, Page
 #: Changes below this share of the larger step time are left out of the text.
 NEGLIGIBLE = 5e-5
 MOST_FIELDS = 12
+#: From so many times the other step time on, that is what is said, in place of a percentage.
+MANY_TIMES = 3
 
 
 def render(delta: Delta, console: Console) -> None:
@@ -30,6 +32,8 @@ def _verdict(delta: Delta, page: Page) -> None:
         line = f"A and B take the same time: {seconds(step.a)}/step"
     else:
         share = f" ({step.change / step.a:+.1%})" if step.a else ""
+        if step.a and step.b > MANY_TIMES * step.a:
+            share = f" ({step.b / step.a:,.3g} times as long)"
         how = "slower" if step.change > 0 else "faster"
         line = f"B is {seconds(abs(step.change))} {how} than A{share}: {seconds(step.a)} -> {seconds(step.b)}"
     page.print(Text(line, "bold red" if step.change > 0 else "bold green"))

@@ -14,7 +14,7 @@ from meshwright.report.scaling_plot import Panel, panels
 from meshwright.search.scaling import Point, Scaling
 
 #: Width from which the table has room for some of its columns; intervals stand beside the curves too.
-COLUMNS = {140: ("80% interval",), WIDE: ("room",), 72: ("in time", "in budget", "tokens/s")}
+COLUMNS = {140: ("80% interval",), WIDE: ("room",), 72: ("in time", "in budget", "tokens/s", "images/s")}
 
 
 def render(scaling: Scaling, console: Console) -> None:
@@ -106,7 +106,8 @@ def heads(scaling: Scaling) -> tuple[str, ...]:
     goal = ("in time",) if scaling.goal.days is not None else ()
     goal += ("in budget",) if scaling.goal.budget_usd is not None else ()
     cost = "cost" if scaling.in_dollars else "device-hours"
-    return ("cluster", "days", "80% interval", cost, "80% interval", *goal, "tokens/s", "MFU", "room", "plan")
+    counted = next((p.prediction.train.counted for p in scaling.fitting), "tokens")
+    return ("cluster", "days", "80% interval", cost, "80% interval", *goal, f"{counted}/s", "MFU", "room", "plan")
 
 
 def cells(point: Point, scaling: Scaling) -> tuple[str, ...]:
