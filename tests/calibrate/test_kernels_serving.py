@@ -135,3 +135,24 @@ def test_experts_in_mxfp4_are_priced_by_the_faster_of_two_kernels_of_16_bits_and
     assert " mxfp4_wo " in SERVE(work, h100).source and " int4_wo " in ENGINE(work, h100).source
     assert "a100_80gb_sxm grouped_gemm int4_wo" in SERVE(work, load_device("a100_80gb_sxm")).source
     assert " grouped_gemm bf16 " in SERVE(experts(16, "bf16", "fp8"), h100).source
+
+
+def decoded(dtype, keys=8192, pairs=8192.0):
+    return AttentionCore(
+        batch=64, q_len=1, kv_len=keys, heads=8, kv_heads=1, head_dim=128, v_head_dim=128, pairs=pairs, dtype=dtype
+    )
+
+
+def test_flash_attention_3_reads_eight_bits_little_sooner_than_sixteen():
+    hopper, blackwell = load_device("h100_sxm"), load_device("b200_sxm")
+    for library in ("vllm", "sglang"):
+        priced = link(serving=True, library=library)
+        # 8,192 keys of 8 bits take as long as 8,192 / 1.39 of 16
+        found = priced(decoded("fp8"), hopper)
+        as_long = priced(decoded("bf16", 5894, 8192 / 1.39), hopper)
+        assert found.seconds == pytest.approx(as_long.seconds, rel=1e-3)
+        assert priced(decoded("bf16"), hopper).seconds == SERVE(decoded("bf16"), hopper).seconds
+        assert priced(decoded("fp8"), blackwell).seconds == SERVE(decoded("fp8"), blackwell).seconds
+        assert priced(latent(64, 8192, 16, "fp8"), hopper).seconds == SERVE(latent(64, 8192, 16, "fp8"), hopper).seconds
+    own, vllm = (link(serving=True, library=name)(decoded("fp8"), hopper).seconds for name in ("trtllm", "vllm"))
+    assert own == SERVE(decoded("fp8"), hopper).seconds < 0.8 * vllm

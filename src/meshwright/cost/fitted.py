@@ -17,7 +17,7 @@ from meshwright.cost.bound import KIN, LEAST_WEIGHT, STORED_KIN, TRAINED, BoundC
 from meshwright.cost.carried import Carried, Spreads
 from meshwright.cost.chain import SCAN_SIGMA, Estimate, Link, roofline_estimate
 from meshwright.cost.curve import CurveProfile, Fit, sigma_class
-from meshwright.cost.points import point
+from meshwright.cost.points import flash_3, point
 from meshwright.cost.relatives import ROOFLINE_APART, asynchronous, generation
 from meshwright.errors import MeshwrightError
 from meshwright.spec.cluster import load_device
@@ -60,6 +60,8 @@ class Fitted:
 
     def __call__(self, work: Work, device: Device) -> Estimate | None:
         """Return the seconds of a work item on a device with their source; None where no curve covers it."""
+        if self._serving:
+            work = flash_3(work, device, self._library)
         found = point(work, serving=self._serving, library=self._library)
         if found is None:
             return None

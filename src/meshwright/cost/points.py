@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
+
+from meshwright.spec.hardware import Device
 from meshwright.spec.workload import DTYPE_BYTES, WEIGHT_BYTES
 from meshwright.work import AttentionCore, Convolution, Gemm, GroupedGemm, Scan, Work, weight_bytes
 
@@ -21,6 +24,12 @@ MIXED = "mxfp8_mxfp4"
 #: Products of 16 bits that read four-bit weights, by one kernel (MARLIN) whose format of scales is a parameter: engines
 #: run it for mxfp4 where their own kernel for that is slower.
 MARLIN = "int4_wo"
+#: Engines whose attention on Hopper is FlashAttention 3, of caches in 8 bits too (vLLM's FLASH_ATTN, SGLang's fa3).
+FLASH_3 = ("vllm", "sglang")
+#: What a token's attention takes there for every key of a cache in 16 bits over one in 8 bits: casts and transposes of
+#: values inside the kernel leave little of the half that is read (vllm-project/flash-attention#96, head dimension 128
+#: on H100: 1.39 times, and not faster at all before; TensorRT-LLM's kernel, which the tables are of, reaches 2).
+FLASH_3_EIGHT_BITS = 1.39
 #: Engines whose convolution of prompts gives every channel of every sequence to a block of threads.
 BLOCKS = ("trtllm",)
 
@@ -58,6 +67,17 @@ def point(work: Work, *, serving: bool = False, ops: tuple[str, ...] = (), libra
     if isinstance(work, Scan | Convolution):
         return _scan(work, library if serving else "")
     return None
+
+
+def flash_3(work: Work, device: Device, library: str) -> Work:
+    """Return a core that decodes behind a cache in 8 bits as the kernel in 16 bits that takes as long, where an engine
+    runs FlashAttention 3 for it: with as many fewer keys as these are faster. Any other work is returned as it is."""
+    if library not in FLASH_3 or device.architecture != "Hopper" or not isinstance(work, AttentionCore):
+        return work
+    if work.q_len > 1 or work.head_dim != work.v_head_dim or DTYPE_BYTES[work.dtype] != 1.0:
+        return work
+    keys, pairs = max(1, round(work.kv_len / FLASH_3_EIGHT_BITS)), work.pairs / FLASH_3_EIGHT_BITS
+    return msgspec.structs.replace(work, dtype="bf16", kv_len=keys, pairs=pairs)
 
 
 def _scan(work: Scan | Convolution, library: str) -> Points | None:

@@ -15,7 +15,7 @@ import msgspec
 from meshwright import layers
 from meshwright.layers.block import normed
 from meshwright.layers.pieces import Context, Piece, linear, norm
-from meshwright.lower import served_ends, served_experts
+from meshwright.lower import served_ends, served_experts, served_latent
 from meshwright.lower.entry import Entry
 from meshwright.lower.layer import program
 from meshwright.lower.partition import stage_layers
@@ -122,7 +122,7 @@ class Forward:
             if self.spread.stays:
                 pieces.append(served_experts.context_gather(own, self.kv_bytes(0), self.mesh.group("tp")))
             return served_ends.summed(_chained(program(pieces, "F")), serving.sums)
-        pieces = served_ends.reordered(own, self._block(layer, own, tokens))
+        pieces = served_ends.reordered(own, served_latent.beside(own, layer, self._block(layer, own, tokens)))
         found = served_ends.summed(_chained(program(pieces, "F")), serving.sums)
         return rewritten(found, (len(found) - 1,), self.plan.overlap)
 

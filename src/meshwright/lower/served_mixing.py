@@ -15,6 +15,7 @@ import msgspec
 from meshwright import layers
 from meshwright.layers.attention import kv_heads
 from meshwright.layers.pieces import Context
+from meshwright.lower import served_latent
 from meshwright.lower.entry import Entry
 from meshwright.spec.layers import Attention, Block
 from meshwright.spec.mixers import SharedTransformer
@@ -84,9 +85,11 @@ def core(c: Context, spec: Attention, batch: int, new: int, past: int, *, low: b
     all of their cache. `low`: the cache is in 8 bits, which decoding multiplies as they are."""
     heads, kv, width, v_width = spec.heads // c.tp, kv_heads(c, spec), spec.head_dim, spec.v_head_dim
     if spec.kv_lora_rank:
-        # decoding reads the latent once for all heads (DeepSeek-V2, 2405.04434, section 2.1.2); prompts expand it
-        kv = 1 if new == 1 else heads
-        if new == 1:
+        # decoding reads the latent once for all heads (DeepSeek-V2, 2405.04434, section 2.1.2); prompts expand it, but
+        # where each query attends to tokens of its own choice (DeepSeek-V3.2, 2512.02556, section 2.1)
+        absorbed = new == 1 or 0 < spec.index_top_k < past + new
+        kv = 1 if absorbed else heads
+        if absorbed:
             width, v_width = spec.kv_lora_rank + spec.rope_head_dim, spec.kv_lora_rank
     window = sees(spec, past + new)
     keys = min(past + new, spec.window + new - 1) if spec.window else past + new
@@ -115,8 +118,14 @@ def entries(
     if unfused:
         return _unfused(c, whole)
     if c.plan.layout.cp == 1:
-        return _chain([("attention", "compute", whole)])
+        return _chain([*_chosen(c, mixing.spec, batch, new, past), ("attention", "compute", whole)])
     return _decoded(c, whole) if new == 1 else _prompted(c, mixing.spec, whole)
+
+
+def _chosen(c: Context, spec: Attention, batch: int, new: int, past: int) -> list[tuple[str, str, Work]]:
+    """The tasks of an indexer that choose tokens, by products of 8 bits where the model's are of no more."""
+    seen = pairs(new, past + new, causal=c.causal, window=spec.window)
+    return served_latent.choice(spec, batch, new, past, seen, "fp8" if c.low < c.element else c.attention_dtype)
 
 
 def _unfused(c: Context, whole: AttentionCore) -> list[Entry]:

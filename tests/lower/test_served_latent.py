@@ -1,0 +1,73 @@
+"""Latent attention of a serving iteration: products of hidden states and what an indexer adds, by hand."""
+
+import pytest
+
+import meshwright as mw
+from meshwright.lower.forward import Forward
+from meshwright.lower.place import Mesh
+from meshwright.work import AttentionCore, Elementwise, Gemm
+
+#: DeepSeek-V3.2: hidden 7168, latents of 1536 and 512 + 64; an indexer of 64 heads of 128 that chooses 2,048 tokens.
+SPARSE, TP = "deepseek-v3.2", 8
+
+
+def forward(words="tp8 fp8", model=SPARSE):
+    cluster = mw.load_cluster("8xh200")
+    plan = mw.parse_plan(words).on(cluster.num_devices)
+    return Forward(mw.load_model(model), plan, Mesh(plan, cluster), kv="bf16")
+
+
+def chosen(found, batch, new, past):
+    [mixing] = found.mixing
+    return {entry.name: entry.work for entry in found.cores(mixing, batch, new, past)}
+
+
+def test_a_hidden_state_goes_to_both_latents_in_one_product():
+    works = {entry.name: entry.work for entry in forward(model="deepseek-v3").tokenwise(1, 16)}
+    assert (works["q down"].n, works["q down"].k) == (1536 + 512 + 64, 7168)
+    assert not any(name.startswith("kv down") for name in works)
+    assert "kv latent norm" in works and works["kv up"].k == 512
+
+
+def test_queries_that_are_not_compressed_have_a_product_of_their_own():
+    works = {entry.name for entry in forward("tp1 bf16", "deepseek-v2-lite").tokenwise(1, 16)}
+    assert {"q", "kv down"} <= works
+
+
+def test_an_indexer_is_whole_on_every_rank():
+    for words in ("tp1 fp8", "tp8 fp8"):
+        works = {entry.name: entry.work for entry in forward(words).tokenwise(1, 16)}
+        shapes = {name: (w.m, w.n, w.k) for name, w in works.items() if name.startswith("index") and type(w) is Gemm}
+        assert shapes == {
+            "index q": (16, 64 * 128, 1536),
+            "index k": (16, 128, 7168),
+            "index weights": (16, 64, 7168),
+        }
+        turned = works["index rotary"]  # queries and keys are rotated, transformed and cast; keys are normed before
+        assert (turned.kernels, turned.num_bytes) == (7, 3 * 2 * 16 * (64 + 1) * 128 * 2.0)
+    assert not any(e.name.startswith("index") for e in forward(model="deepseek-v3").tokenwise(1, 16))
+
+
+def test_decoding_scores_every_earlier_token_and_attends_to_those_chosen():
+    works = chosen(forward(), batch=4, new=1, past=8191)
+    scores, best, core = (works[name] for name in ("index scores", "index choice", "attention"))
+    assert (scores.batch, scores.m, scores.n, scores.k, scores.dtype) == (4, 64, 8192, 128, "fp8")
+    # of four requests: queries of 64 heads, a key of a byte an element for each token, a score of 4 bytes
+    assert scores.num_bytes == 4 * (64 * 128 + 8192 * 128 + 4 * 8192)
+    assert type(best) is Elementwise and best.num_bytes == 4 * 8192 * 4 * 2
+    assert core.pairs == 2048
+
+
+def test_a_prompt_has_a_choice_where_it_has_more_tokens_than_a_query_attends_to():
+    found = forward()
+    assert "index scores" not in chosen(found, 1, 2048, 0)
+    works = chosen(found, 1, 4096, 0)
+    assert works["index scores"].m * works["index scores"].n == pytest.approx(64 * 4096 * 4097 / 2, rel=1e-3)
+
+
+def test_prompts_of_chosen_tokens_read_the_latent_and_others_expand_it():
+    found = forward()
+    for new, past, heads, width, v_width in ((2048, 0, 128 // TP, 192, 128), (4096, 0, 1, 576, 512)):
+        core = chosen(found, 1, new, past)["attention"]
+        assert type(core) is AttentionCore
+        assert (core.kv_heads, core.head_dim, core.v_head_dim) == (heads, width, v_width)
