@@ -66,5 +66,5 @@ def test_its_parts_are_on_as_many_ranks_and_other_families_have_none(parted):
         mw.load_model("llama3-8b,kraken2")
 
 
-def test_it_is_predicted_and_not_run(parted):
-    assert [d.code for d in unexecutable(mw.parse_plan("tp2").on(2), parted, TRAIN)] == ["P030"]
+def test_it_is_run_where_it_is_predicted(parted):
+    assert unexecutable(mw.parse_plan("tp2").on(2), parted, TRAIN) == []

@@ -44,6 +44,16 @@ STATES = {
     "chunk_size": 8,
     "vocab_size": 67,
 }
+PARTS = {
+    "architectures": ["GPT2LMHeadModel"],
+    "model_type": "gpt2",
+    "n_embd": 32,
+    "n_layer": 3,
+    "n_head": 4,
+    "n_positions": 32,
+    "vocab_size": 67,
+    "parallel_ways": 2,
+}
 TRAIN = Train(global_batch=4, seq_len=16, dtype="fp32")
 STEPS = 2
 #: Relative to a tensor's largest element; the order of sums is what differs.
@@ -118,6 +128,22 @@ def _cut() -> dict[str, float]:
     from meshwright.run.sequences import apart
 
     return apart(CUT_RANKS)
+
+
+def of_parts() -> Outcome:
+    """The outcome of a model whose blocks have parts with streams of their own, trained by a process for each part."""
+    from meshwright.run.equality import EqualityCase, apart
+
+    model = from_config(PARTS, name="small of two parts")
+    words = ("tp2 mb2", "tp2 mb1 full")
+    cases = [EqualityCase(model=model, plan=read(text), train=TRAIN, steps=STEPS) for text in words]
+    what = "largest difference from one process, blocks of two parts under"
+    return Outcome(
+        figures=tuple(
+            Figure(f"{what} {text!r}", None, found.most, "", AT_MOST, TOLERANCE)
+            for text, found in zip(words, apart(cases), strict=True)
+        )
+    )
 
 
 def cut_over_processes(found: Outcome, name: str) -> Outcome:

@@ -67,6 +67,9 @@ def _pools(plan: Plan, model: Model, train: Train, precision: str) -> list[Diagn
     if train.bias_rate:
         message = "balance=bias over several pools is priced and not run: choices are counted in one"
         found.append(_bad("P033", message, "pools", "one pool, or drop bias from balance="))
+    if any(getattr(block, "ways", 1) > 1 for block in model.blocks):
+        message = f"links that carry the several residual streams of {model.name} are priced and not run"
+        found.append(_bad("P033", message, f"model {model.name}", "one pool, or the model without kraken"))
     if len(model.flows) > 1:
         message = f"links that carry the several streams of {model.name} are priced and not run"
         found.append(_bad("P033", message, f"model {model.name}", "one pool, or a model of one stream of tokens"))
@@ -105,7 +108,7 @@ def of_model(model: Model) -> Iterator[Diagnostic]:
             message = f"{model.name} is predicted, not trained: {why}"
             yield _bad("P030", message, f"model {model.name}", f"trained: {known}")
         return
-    if not model.is_decoder:
+    if not _with_one_stream(model).is_decoder:
         why = "it is more than attention and MLP between one vocabulary's embedding and head"
         yield _bad("P030", f"{model.name} is predicted, not trained: {why}", f"model {model.name}", f"trained: {known}")
         return
@@ -124,6 +127,13 @@ def of_model(model: Model) -> Iterator[Diagnostic]:
     found |= set(_rotations(model))
     for why in sorted(found):
         yield _bad("P030", f"{model.name} is predicted, not trained: {why}", f"model {model.name}", f"trained: {known}")
+
+
+def _with_one_stream(model: Model) -> Model:
+    """Return a model whose blocks have a stream of their own for each part as if they had one."""
+    if all(getattr(block, "ways", 1) == 1 for block in model.blocks):
+        return model
+    return msgspec.structs.replace(model, blocks=tuple(msgspec.structs.replace(b, ways=1) for b in model.blocks))
 
 
 def _parts(model: Model) -> Iterator[str]:
@@ -180,6 +190,8 @@ def _inside(plan: Plan, model: Model) -> Iterator[Diagnostic]:
     if plan.memory.portions > 1 and beside:
         message = "layers in portions of blocks in parallel are priced and not run"
         yield _bad("P033", message, f"memory.portions = {plan.memory.portions}", "leave the portions out")
+    if any(getattr(block, "ways", 1) > 1 for block in model.blocks):
+        yield from _of_streams(plan)
     if not plan.overlap.tp or layout.tp == 1:
         return
     place, help = f"overlap.tp = {plan.overlap.tp}", "leave tp out of overlap="
@@ -188,6 +200,17 @@ def _inside(plan: Plan, model: Model) -> Iterator[Diagnostic]:
     if plan.overlap.how and any(a.normed_over_all for a in attentions):
         message = f"overlap=tp:{plan.overlap.how} beside norms over the heads of all ranks is priced and not run"
         yield _bad("P033", message, place, help)
+
+
+def _of_streams(plan: Plan) -> Iterator[Diagnostic]:
+    """Yield each word of the plan that cannot be run where each part of a block has a stream of its own."""
+    layout, memory = plan.layout, plan.memory
+    if layout.pp > 1:
+        message = f"pp{layout.pp} of blocks with several streams, which all leave a stage, is priced and not run"
+        yield _bad("P033", message, f"layout.pp = {layout.pp}", "say pp1")
+    if memory.portions > 1:
+        message = "layers in portions of blocks with several streams are priced and not run"
+        yield _bad("P033", message, f"memory.portions = {memory.portions}", "leave the portions out")
 
 
 def _rotations(model: Model) -> Iterator[str]:

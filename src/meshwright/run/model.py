@@ -29,6 +29,7 @@ from meshwright.run.parts import (
 )
 from meshwright.run.portions import again, cuts, portion
 from meshwright.run.self_attention import AttentionModule
+from meshwright.run.streams import StreamsBlock
 from meshwright.run.task_heads import HybridTaskHeads, TaskHeads
 from meshwright.spec import naming
 from meshwright.spec.layers import Block, Moe
@@ -178,7 +179,8 @@ def modules(shared: Shared) -> tuple[type, Callable[[Shared, int, str], nn.Modul
 
 def _decoder_layer(shared: Shared, layer: int, recompute: str) -> nn.Module:
     """The module of a decoder's layer."""
-    kind = ParallelBlock if shared.model.block(layer).parallel else BlockModule
+    block = shared.model.block(layer)
+    kind = StreamsBlock if block.ways > 1 else ParallelBlock if block.parallel else BlockModule
     return kind(shared, layer, recompute)
 
 

@@ -37,7 +37,7 @@ class LayerPart(Protocol):
         """The summed result to what is added to the stream."""
 
 
-class _Sum:
+class SumUnderWay:
     """A sum over the group under way in `x`; of one rank it is there."""
 
     def __init__(self, x: torch.Tensor, group: AxisGroup):
@@ -78,7 +78,7 @@ class _Slice:
         self.p, self.parts, self.group, self.lag = p, parts, group, lag
         self.streams: deque[torch.Tensor] = deque([x], maxlen=lag + 1)
         self.landed = 0
-        self.sums: dict[int, _Sum] = {}
+        self.sums: dict[int, SumUnderWay] = {}
         self.graphs: list[_Graphs] = []
         self.landings: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -105,7 +105,7 @@ class _Slice:
             held = _leaf(entered)
             partial = self.parts[part].body(held, self.p)
         self.graphs.append(_Graphs((read, entered), (held, partial)))
-        self.sums[part] = _Sum(partial.detach(), self.group)
+        self.sums[part] = SumUnderWay(partial.detach(), self.group)
 
     def begin_backward(self, grad: torch.Tensor) -> None:
         self.grad, self.level = grad, len(self.parts)
@@ -125,7 +125,7 @@ class _Slice:
         weights: deque = deque()
         with deferring(weights):
             back = _back(self.graphs[part].body, grad)
-        self.sums[part] = _Sum(back, self.group)
+        self.sums[part] = SumUnderWay(back, self.group)
         if not postponed(weights):
             run_deferred(weights)
 

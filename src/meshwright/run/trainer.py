@@ -55,6 +55,7 @@ from meshwright.run.routing import routers
 from meshwright.run.selection_bias import SelectionBiases
 from meshwright.run.settings import Settings
 from meshwright.run.spread import SpreadByPart, part_of_name
+from meshwright.run.streams import with_whole_tokens
 from meshwright.run.sync import PARTS, Bucket
 from meshwright.schedules.actions import Actions
 from meshwright.spec import naming
@@ -94,7 +95,7 @@ class Trainer:
         self.places = places(plan, model, mesh.rank, batch, schedule_params or {}, 2 if train.adversarial else 1)
         #: Where this rank is among the plan's pools; its own plan is its pool's.
         self.place = own = self.places.own
-        plan = own.pool.plan
+        plan = with_whole_tokens(own.pool.plan, model)
         self.model, self.plan, self.train, self.mesh = model, plan, train, mesh
         self.settings = settings = settings or Settings()
         self.schedule_params = dict(schedule_params or {})
