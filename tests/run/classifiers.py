@@ -32,7 +32,12 @@ VGG = {
     "classifier_widths": [8, 7],
     "num_labels": 5,
 }
+#: Classifiers of features: with a layer between, with none, and of values.
+PERCEPTRON = {"architectures": ["FeatureClassifier"], "num_features": 12, "hidden_sizes": [9, 7], "num_labels": 5}
+SOFTMAX = PERCEPTRON | {"hidden_sizes": []}
+VALUES = SOFTMAX | {"num_labels": 1, "loss": "square"}
 SIDE = 16
+FEATURES = Train(global_batch=8, seq_len=1, features=12, optimizer="momentum", dtype="fp32")
 TRAIN = Train(global_batch=8, seq_len=SIDE**2, image=SIDE, optimizer="momentum", dtype="fp32")
 
 
@@ -41,9 +46,10 @@ def model(config=None, **over):
 
 
 def images(step: int, dp: int = 1, index: int = 0, train: Train = TRAIN) -> Batch:
-    """This rank's part of a global batch of images that depends on the step alone."""
+    """This rank's part of a global batch of images, or features, that depends on the step alone."""
     rng = np.random.default_rng(1000 + step)
-    inputs = torch.from_numpy(rng.normal(size=(train.global_batch, 3, train.image, train.image)))
+    sizes = (3, train.image, train.image) if train.image else (train.features,)
+    inputs = torch.from_numpy(rng.normal(size=(train.global_batch, *sizes)))
     labels = torch.from_numpy(rng.integers(0, 5, train.global_batch))
     count = train.global_batch // dp
     mine = slice(index * count, (index + 1) * count)
@@ -77,7 +83,7 @@ def state(trainer: Trainer) -> list[tuple]:
     ]
 
 
-def trained(rank: int, config: dict, text: str, count: int, train: Train = TRAIN) -> tuple:
+def trained(rank: int, config: dict, train: Train, text: str, count: int) -> tuple:
     """Losses of a job's steps, and what this rank holds of its state behind them."""
     trainer = begun(model(config), text, train)
     return steps(trainer, 0, count), state(trainer)

@@ -2,6 +2,7 @@
 divide their work, and from one plan's checkpoint under another."""
 
 from functools import cache
+from itertools import pairwise
 
 import pytest
 import torch
@@ -14,7 +15,22 @@ from meshwright.run.checkpoint import Meta, identity, load, save
 from meshwright.run.weights import load_weights, save_weights
 from meshwright.spec.matrices import num_matrices
 from meshwright.spec.model import from_config
-from tests.run.classifiers import RESNET, SIDE, TRAIN, VGG, begun, images, model, state, steps, trained
+from tests.run.classifiers import (
+    FEATURES,
+    PERCEPTRON,
+    RESNET,
+    SIDE,
+    SOFTMAX,
+    TRAIN,
+    VALUES,
+    VGG,
+    begun,
+    images,
+    model,
+    state,
+    steps,
+    trained,
+)
 from tests.run.processes import launch, launch_kept
 from tests.run.small import assemble
 
@@ -123,11 +139,11 @@ def test_a_vgg_is_torchs_modules_under_torchvisions_names():
 
 @cache
 def alone(family, steps=2):
-    losses, held = launch_kept(1, trained, CONFIGS[family], "dp1 mb2", steps)[0]
+    losses, held = launch_kept(1, trained, *CONFIGS[family], "dp1 mb2", steps)[0]
     return losses, assemble([(held,)], 0)
 
 
-CONFIGS = {"resnet": RESNET, "vgg": VGG}
+CONFIGS = {"resnet": (RESNET, TRAIN), "vgg": (VGG, TRAIN), "perceptron": (PERCEPTRON, FEATURES)}
 PLANS = [
     *("dp2 mb2", "dp2 mb2 zero1", "dp2 mb2 zero2", "dp2 mb2 fsdp", "dp1 mb2 full", "dp1 pp2 mb2 1f1b"),
     *("dp1 pp2 mb2 gpipe full", "dp2 mb2 fsdp full"),
@@ -138,12 +154,50 @@ PLANS = [
 @pytest.mark.parametrize("text", PLANS)
 def test_every_plan_is_one_process_with_the_same_microbatches(family, text):
     losses, expected = alone(family)
-    ranks = launch_kept(parse(text).layout.num_ranks, trained, CONFIGS[family], text, 2)
+    ranks = launch_kept(parse(text).layout.num_ranks, trained, *CONFIGS[family], text, 2)
     for found, _ in ranks:
         assert found == pytest.approx(losses, rel=TOLERANCE)
     found = assemble([(held,) for _, held in ranks], 0)
     alike(found, expected)
-    assert any("running_var" in name for name in found)
+    assert any("running_var" in name for name in found) == (family != "perceptron")
+
+
+def by_hand(config, count):
+    """Losses of the steps of torch's modules, and their weights."""
+    trainer = begun(model(config), "dp1 mb8", FEATURES, weight_decay=0.0)
+    known = {name: values for (name, *_), _, _, values in state(trainer)}
+    sizes = (12, *config["hidden_sizes"], config["num_labels"])
+    layers = [nn.Linear(a, b).double() for a, b in pairwise(sizes)]
+    names = [*(f"layers.{number}" for number in range(len(layers) - 1)), "classifier"]
+    for name, layer in zip(names, layers):
+        layer.weight.data.copy_(known.pop(f"{name}.weight").view_as(layer.weight))
+        layer.bias.data.copy_(known.pop(f"{name}.bias"))
+    assert not known
+    weights = [p for layer in layers for p in layer.parameters()]
+    optimizer, losses = torch.optim.SGD(weights, lr=0.05, momentum=0.9), []
+    for step in range(count):
+        batch = images(step, train=FEATURES)
+        x = batch.tokens
+        for number, layer in enumerate(layers):
+            x = layer(torch.relu(x) if number else x)
+        if config.get("loss") == "square":
+            loss = (x - batch.targets.double()[:, None]).square().sum() / 2 / len(x)
+        else:
+            loss = nn.functional.cross_entropy(x, batch.targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert steps(trainer, 0, count) == pytest.approx(losses, rel=TOLERANCE)
+    return {name: values for (name, *_), _, _, values in state(trainer)}, weights
+
+
+@pytest.mark.parametrize("config", [SOFTMAX, PERCEPTRON, VALUES], ids=["softmax", "perceptron", "square"])
+def test_classifiers_and_regressions_of_features_are_torchs_linear_layers(config):
+    held, weights = by_hand(config, 3)
+    assert model(config).num_params == sum(p.numel() for p in weights)
+    for mine, theirs in zip(held.values(), weights, strict=True):
+        close(mine, theirs.detach().flatten())
 
 
 def saved_under(rank, text, root):

@@ -27,6 +27,7 @@ MODULES = (
     "scans",
     "shared",
     "unet",
+    "vectors",
 )
 """The files of this package that define kinds, each as ``KINDS``: a new kind is a file and its name here."""
 

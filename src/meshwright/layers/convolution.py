@@ -19,7 +19,7 @@ import msgspec
 from meshwright.layers.head import loss
 from meshwright.layers.kind import Flops, Held, Kind, Tokens
 from meshwright.layers.pieces import Context, Piece, linear
-from meshwright.spec.convolution import Convolution2d, ConvolutionPath, ImageClassifier, ImageStem
+from meshwright.spec.convolution import SQUARE, Convolution2d, ConvolutionPath, ImageClassifier, ImageStem
 from meshwright.spec.workload import DTYPE_BYTES, Train
 from meshwright.work import Elementwise, Gemm
 
@@ -179,13 +179,18 @@ def classifier_pieces(c: Context, spec: ImageClassifier) -> list[Piece]:
     """The average of all places, which keeps the last ReLU's result; linear layers of each image; the loss."""
     at, size = c.sequences_only(), maps_of(c).places * c.hidden * c.element
     mean = Elementwise(num_bytes=float(size), fused=True)
-    found = [Piece(name="average", forward=mean, backward=mean, saved=float(size))]
+    found = [Piece(name="average", forward=mean, backward=mean, saved=float(size))] if spec.side else []
     *inner, (width, rows) = spec.layers(c.hidden)
     for number, (k, n) in enumerate(inner, 1):
         inputs, made = at.tokens * k * at.element, float(at.tokens * n * at.element)
         found += linear(at, f"linear {number}", n, k, bias=True, saved=inputs, held=inputs)
         both = Elementwise(num_bytes=3 * made, fused=True)
         found.append(Piece(name=f"linear {number} relu", forward=Elementwise(num_bytes=2 * made), backward=both))
+    if spec.loss == SQUARE:
+        inputs, made = at.tokens * width * at.element, at.tokens * rows * 4.0
+        found += linear(at, "head", rows, width, bias=True, saved=inputs, held=inputs)
+        both = Elementwise(num_bytes=2 * made, fused=True)
+        return [*found, Piece(name="square", forward=both, backward=both, saved=made)]
     return [*found, *loss(msgspec.structs.replace(at, hidden=width), rows, shared=False)]
 
 

@@ -9,6 +9,7 @@ from meshwright.errors import Diagnostic
 from meshwright.plan.record import Plan
 from meshwright.spec.convolution import BATCH, ConvolutionPath, ImageClassifier, ImageStem
 from meshwright.spec.model import Model
+from meshwright.spec.vectors import FeatureVectors
 from meshwright.spec.workload import Train
 from meshwright.sync.policy import read
 
@@ -19,11 +20,13 @@ def _bad(code: str, message: str, place: str, help: str) -> Diagnostic:
 
 def unbuilt(model: Model) -> Iterator[str]:
     """Yield each part of a classifier that has no module."""
-    if not isinstance(model.embedding, ImageStem) or not isinstance(model.head, ImageClassifier):
-        yield "it does not read images and tell classes"
+    if not isinstance(model.embedding, ImageStem | FeatureVectors) or not isinstance(model.head, ImageClassifier):
+        yield "it does not read images or features and tell classes"
         return
     for block in model.blocks:
         path = block.before[0] if len(block.before) == 1 else None
+        if isinstance(model.embedding, FeatureVectors):
+            continue
         if block.attention or block.mixer or block.mlp or not isinstance(path, ConvolutionPath):
             yield "a layer is no path of convolutions"
         elif path.norm not in ("", BATCH):
@@ -62,4 +65,5 @@ def unexecutable_classifier(plan: Plan, model: Model, train: Train) -> Iterator[
 
 def _normed(model: Model) -> bool:
     """Whether maps are normalised over a microbatch."""
-    return any(part.norm for block in model.blocks for part in block.before) or bool(model.embedding.path.norm)
+    paths = [part for block in model.blocks for part in block.before] + [getattr(model.embedding, "path", None)]
+    return any(getattr(path, "norm", "") for path in paths)

@@ -21,6 +21,7 @@ from meshwright.plan.record import Plan
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.denoise import DENOISE
 from meshwright.spec.model import Model
+from meshwright.spec.vectors import FeatureVectors
 from meshwright.spec.workload import SERVED_DTYPES, Train
 
 
@@ -101,9 +102,16 @@ def beyond_positions(model: Model, train: Train) -> Iterator[Diagnostic]:
 
 
 def _image(model: Model, train: Train) -> Iterator[Diagnostic]:
-    """W009 for images of a model that reads tokens, tokens of one that reads images, and images of fewer pixels a side
-    than its smallest maps are times smaller."""
-    scales = [flow.scale for flow in model.flows if flow.scale]
+    """W009 for vectors of features and models that do not read them, images of a model that reads tokens, tokens of one
+    that reads images, and images of fewer pixels a side than its smallest maps are times smaller."""
+    scales, width = [flow.scale for flow in model.flows if flow.scale], 0
+    if isinstance(model.embedding, FeatureVectors):
+        width = model.embedding.width
+    if width != train.features:
+        what = f"vectors of {width} features" if width else "no vectors of features"
+        said = f"features={train.features}" if train.features else f"seq={train.seq_len}"
+        help = f"say features={width}" if width else "say seq= or image= in place of features="
+        yield Diagnostic(code="W009", message=f"{model.name} reads {what}", place=f"--train {said}", help=help)
     if not scales and train.image:
         tokens = model.flows[model.head.stream].tokens
         message = f"{model.name} reads tokens, and image= is of networks of convolutions"

@@ -129,7 +129,7 @@ def money(prediction: Prediction) -> list[tuple[str, str]]:
 
 def priced_per(train: Train) -> str:
     """``Mtok``: the unit that prices are per, in short."""
-    return "Mimg" if train.image else "Mtok"
+    return "Mimg" if train.image else "Msmp" if train.features else "Mtok"
 
 
 def _network(prediction: Prediction) -> list[tuple[str, str]]:

@@ -1,8 +1,10 @@
-"""Modules of image classifiers: the stem that reads images, paths of convolutions, and the head with its loss.
+"""Modules of classifiers: the stem that reads images, paths of convolutions, linear layers over features, and the head
+with its loss.
 
-What flows between them are maps [b, channels, height, width]; :attr:`Pass.tokens` are images, and ``targets`` int64 [b]
-their classes. Initial values are those of He et al. (2015, 1502.01852) by the outputs of a convolution, as torchvision
-and ``transformers`` draw them, and even ones up to the square root of the inputs of a linear layer, as torch's are.
+What flows between them are maps [b, channels, height, width], or vectors [b, width]; :attr:`Pass.tokens` are images or
+features, and ``targets`` int64 [b] their classes. Initial values are those of He et al. (2015, 1502.01852) by the
+outputs of a convolution, as torchvision and ``transformers`` draw them, and even ones up to the square root of the
+inputs of a linear layer, as torch's are.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from meshwright.run.batch_norm import BatchNorm, counted_before
 from meshwright.run.parts import Pass, Shared
 from meshwright.run.pieces import Part
 from meshwright.spec import image_names
-from meshwright.spec.convolution import Convolution2d, ConvolutionPath
+from meshwright.spec.convolution import SQUARE, Convolution2d, ConvolutionPath
 
 
 class ConvolutionModule(nn.Module):
@@ -101,36 +103,76 @@ class PathLayer(nn.Module):
         return self.path(x, p)
 
 
+class FeatureInput(nn.Module):
+    """The features of samples, as they are."""
+
+    def __init__(self, shared: Shared):
+        super().__init__()
+
+    def forward(self, p: Pass) -> torch.Tensor:
+        return p.tokens
+
+
+class FeatureLayer(nn.Module):
+    """A linear layer and ReLU; of softmax regression nothing."""
+
+    def __init__(self, shared: Shared, layer: int, recompute: str):
+        super().__init__()
+        self.recompute, self.linear = recompute, None
+        for spec in shared.model.block(layer).before:
+            self.linear = LinearModule(shared, f"layers.{layer}", spec.inputs, spec.outputs)
+
+    def forward(self, x: torch.Tensor, p: Pass) -> torch.Tensor:
+        if self.linear is None:
+            return x
+        if self.recompute == "full" and torch.is_grad_enabled():
+            return checkpoint(self._forward, x, use_reentrant=False, preserve_rng_state=False)
+        return self._forward(x)
+
+    def _forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.relu(self.linear(x))
+
+
+class LinearModule(nn.Module):
+    """A linear layer with a bias."""
+
+    def __init__(self, shared: Shared, name: str, inputs: int, outputs: int):
+        super().__init__()
+        made = []
+        for suffix, shape in ((".weight", (outputs, inputs)), (".bias", (outputs,))):
+            part = Part(name + suffix, shape, (0,) * len(shape), (slice(None),))
+            made.append(shared.make(name + suffix, shape, [part], init="uniform", std=inputs**-0.5))
+        self.weight, self.bias = made
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
 class ClassifierHead(nn.Module):
-    """The average of all places, linear layers and the cross-entropy, summed over a microbatch's images."""
+    """The average of all places, linear layers and the loss, summed over a microbatch's images or vectors."""
 
     def __init__(self, shared: Shared, tied: nn.Module | None):
         """`tied`: None, as no head of images uses an embedding's table."""
         super().__init__()
-        model, self.side = shared.model, shared.model.head.side
-        sizes = model.head.layers(model.hidden)
-        self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
-        for name, (inputs, outputs) in zip(image_names.linear_names(model), sizes, strict=True):
-            for suffix, shape, into in (
-                (".weight", (outputs, inputs), self.weights),
-                (".bias", (outputs,), self.biases),
-            ):
-                part = Part(name + suffix, shape, (0,) * len(shape), (slice(None),))
-                into.append(shared.make(name + suffix, shape, [part], init="uniform", std=inputs**-0.5))
+        model, self.side, self.loss = shared.model, shared.model.head.side, shared.model.head.loss
+        named = zip(image_names.linear_names(model), model.head.layers(model.hidden), strict=True)
+        self.layers = nn.ModuleList(LinearModule(shared, name, *sizes) for name, sizes in named)
         #: Held-out images that were classified rightly since somebody set it to 0.
         self.right: torch.Tensor | int = 0
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """[b, classes] of maps."""
-        x = F.adaptive_avg_pool2d(x, self.side).flatten(1)
-        for number, (weight, bias) in enumerate(zip(self.weights, self.biases)):
-            x = F.linear(F.relu(x) if number else x, weight, bias)
+        """[b, classes] of maps, or of vectors."""
+        x = F.adaptive_avg_pool2d(x, self.side).flatten(1) if self.side else x
+        for number, layer in enumerate(self.layers):
+            x = layer(F.relu(x) if number else x)
         return x
 
     def forward(self, x: torch.Tensor, p: Pass) -> torch.Tensor:
         """The loss of a microbatch times ``p.scale``, in 32 bits at least."""
         logits = self.logits(x)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        if self.loss == SQUARE:
+            return (logits - p.targets.to(logits.dtype).view_as(logits)).square().sum() * (p.scale / 2)
         if p.step < 0:
             self.right = self.right + (logits.argmax(1) == p.targets).sum()
         return F.cross_entropy(logits, p.targets, reduction="sum") * p.scale

@@ -16,6 +16,7 @@ from meshwright.run.record import Off, install, recorder
 from meshwright.run.routes import learnt_from, place_of, rows_of
 from meshwright.run.trainer import Trainer
 from meshwright.spec import naming
+from meshwright.spec.convolution import CROSS_ENTROPY
 
 
 def share_of(trainer: Trainer, corpus: Corpus, number: int) -> Batch:
@@ -128,7 +129,7 @@ class Judge:
             total = torch.zeros_like(total)
         if not mesh["world"].alone:
             dist.all_reduce(total, group=mesh["world"].handle)
-        if naming.classifies(trainer.model):
+        if naming.classifies(trainer.model) and trainer.model.head.loss == CROSS_ENTROPY:
             self.accuracy = self._right() / (self.batches * self.held.global_batch)
         return float(total) / trainer.rounds.replicas / self.batches
 

@@ -16,12 +16,15 @@ if TYPE_CHECKING:
 
 def message_of(trainer: Trainer, stage: int) -> torch.Tensor:
     """Return an empty buffer for what a stage makes of a microbatch: hidden states [s, b, hidden], or, of a classifier,
-    the maps [b, channels, height, width] behind its last layer."""
+    the maps [b, channels, height, width] or vectors [b, width] behind its last layer."""
     model = trainer.model
     if not naming.classifies(model):
         return trainer.hidden_states()
     ends = sum(map(len, stage_layers(trainer.plan, model)[: stage + 1]))
     flow = model.flows[model.block(ends - 1).stream if ends else model.embedding.stream]
+    if not flow.scale:  # vectors
+        sizes = (trainer.shape.together, flow.hidden)
+        return torch.empty(sizes, dtype=trainer.types.compute, device=trainer.mesh.device)
     side = isqrt(flow.length(trainer.train.seq_len))
     sizes = (trainer.shape.together, flow.hidden, side, side)
     return torch.empty(sizes, dtype=trainer.types.compute, device=trainer.mesh.device)

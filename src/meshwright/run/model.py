@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from meshwright.run.classifier import ClassifierHead, PathLayer, StemModule
+from meshwright.run.classifier import ClassifierHead, FeatureInput, FeatureLayer, PathLayer, StemModule
 from meshwright.run.encoder import EncoderEmbedding, EncoderHead, EncoderLayer
 from meshwright.run.hybrid import HybridHead, HybridLayer
 from meshwright.run.latent import LatentAttention
@@ -174,6 +174,8 @@ def modules(shared: Shared) -> tuple[type, Callable[[Shared, int, str], nn.Modul
             return PairEmbedding, PairLayer, PairHead
         case "resnet" | "vgg":
             return StemModule, PathLayer, ClassifierHead
+        case "features":
+            return FeatureInput, FeatureLayer, ClassifierHead
     return EmbeddingModule, _decoder_layer, TaskHeads if merged else HeadModule
 
 

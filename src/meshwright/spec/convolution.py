@@ -17,6 +17,8 @@ import msgspec
 BATCH, GROUP = "batch", "group"
 #: Learned vectors of such a norm: a scale and a shift.
 NORM_VECTORS = 2
+#: Losses of a classifier: of classes, or half the squared distance from values.
+CROSS_ENTROPY, SQUARE = "cross_entropy", "square"
 
 
 class Convolution2d(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,16 +120,18 @@ class ImageStem(msgspec.Struct, frozen=True, kw_only=True):
 
 class ImageClassifier(msgspec.Struct, frozen=True, kw_only=True):
     """The last layer of an image classifier: maps are averaged to ``side`` places a side, and what is left of each
-    image passes linear layers (``widths``, with ReLU behind each), the last to ``rows`` classes and cross-entropy."""
+    image passes linear layers (``widths``, with ReLU behind each), the last to ``rows`` classes and cross-entropy, or
+    to as many values and their ``square``. ``side`` 0: no maps but vectors come in."""
 
     rows: int
     side: int = 1
     widths: tuple[int, ...] = ()
     stream: int = 0
+    loss: str = CROSS_ENTROPY
 
     def layers(self, hidden: int) -> tuple[tuple[int, int], ...]:
         """Return (inputs, outputs) of the linear layers behind maps of so many channels."""
-        sizes = (hidden * self.side**2, *self.widths, self.rows)
+        sizes = (hidden * max(1, self.side) ** 2, *self.widths, self.rows)
         return tuple(pairwise(sizes))
 
     def norm_params(self, hidden: int) -> int:

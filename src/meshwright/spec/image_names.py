@@ -48,4 +48,6 @@ def linear_names(model: Model) -> tuple[str, ...]:
     count = len(model.head.widths) + 1
     if model.family == "resnet":
         return ("classifier.1",)
+    if not model.head.side:  # of features, whose layers between are numbered too
+        return ("classifier",)
     return tuple(f"classifier.{CLASSIFIER_STEP * number}" for number in range(count))

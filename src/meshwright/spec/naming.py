@@ -34,9 +34,10 @@ SCHOOLS = {
     "olmoe": "llama",
     "resnet": "resnet",
     "vgg": "vgg",
+    "features": "features",
 }
-#: Schools of classifiers of images.
-CLASSIFIERS = ("resnet", "vgg")
+#: Schools of classifiers of labelled samples.
+CLASSIFIERS = ("resnet", "vgg", "features")
 
 
 class Names(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,6 +126,7 @@ T5 = msgspec.structs.replace(LLAMA, layer="{}", embedding="shared.weight")
 #: Those of classifiers are in :mod:`.image_names`.
 RESNET = msgspec.structs.replace(LLAMA, layer="resnet.encoder.stages.{}", embedding="resnet.embedder.")
 VGG = msgspec.structs.replace(LLAMA, layer="features.{}", embedding="features.0.")
+FEATURES = msgspec.structs.replace(LLAMA, layer="layers.{}", embedding="")
 _NAMES = {
     "llama": LLAMA,
     "mixtral": MIXTRAL,
@@ -141,6 +143,7 @@ _NAMES = {
     "t5": T5,
     "resnet": RESNET,
     "vgg": VGG,
+    "features": FEATURES,
 }
 
 

@@ -7,7 +7,7 @@ stays within documents, so that a sequence of documents of length l costs the su
 
 from __future__ import annotations
 
-from math import gcd
+from math import gcd, nextafter
 from pathlib import Path
 
 import msgspec
@@ -123,7 +123,7 @@ class Train(msgspec.Struct, frozen=True, kw_only=True):
     length, along the gradient by weights one step old; 0: none. ``bias_rate`` is how far every step moves the selection
     biases of routers towards even loads; 0: they stay.
     ``frames``: a sequence is a video of so many frames; 0: it is none. ``image``: each is an image of so many pixels a
-    side, and ``seq_len`` counts its pixels; 0: none is.
+    side, and ``seq_len`` counts its pixels; ``features``: each is a vector of so many numbers; 0: none is.
     """
 
     global_batch: int
@@ -150,6 +150,7 @@ class Train(msgspec.Struct, frozen=True, kw_only=True):
     locality: float = 0.0
     frames: int = 0
     image: int = 0
+    features: int = 0
 
     @property
     def moments(self) -> int:
@@ -163,12 +164,14 @@ class Train(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def counted(self) -> str:
-        """The things that rates, prices and ``tokens`` count: tokens, or images where a model reads these by pixels."""
-        return "images" if self.image else "tokens"
+        """The things that rates, prices and ``tokens`` count: tokens, images read by pixels, or samples of features."""
+        return "images" if self.image else "samples" if self.features else "tokens"
 
     @property
     def each(self) -> str:
         """A batch's sequences in words: ``sequences of 8192 tokens``."""
+        if self.features:
+            return f"vectors of {self.features} features"
         return f"images of {self.image} x {self.image} pixels" if self.image else f"sequences of {self.seq_len} tokens"
 
     @property
@@ -211,7 +214,8 @@ class Train(msgspec.Struct, frozen=True, kw_only=True):
 
     def text(self) -> str:
         """The form :func:`parse` reads back."""
-        parts = [f"batch={self.global_batch}", f"image={self.image}" if self.image else f"seq={self.seq_len}"]
+        size = f"image={self.image}" if self.image else f"seq={self.seq_len}"
+        parts = [f"batch={self.global_batch}", f"features={self.features}" if self.features else size]
         default = Train(global_batch=1, seq_len=1)
         for key, name in (("optimizer", "optimizer"), ("dtype", "dtype"), ("phase", "phase")):
             if getattr(self, name) != getattr(default, name):
@@ -310,7 +314,7 @@ def parse(text: str, *, place: str = "--train", base: Path = Path()) -> Train:
             values[name] = read
     for key, name in (("batch", "global_batch"), ("seq", "seq_len")):
         if key not in given and not any(_READERS.get(k, ("",))[0] == name for k in given):
-            if key == "seq" and "image" in given:
+            if key == "seq" and given.keys() & {"image", "features"}:
                 continue
             found.append(
                 Diagnostic(
@@ -330,8 +334,8 @@ def parse(text: str, *, place: str = "--train", base: Path = Path()) -> Train:
             )
         )
     found += fitted_lengths(values, place, base) + contradictions(values, place)
-    if "image" in values:
-        values["seq_len"] = values["image"] ** 2
+    if values.keys() & {"image", "features"}:
+        values["seq_len"] = values.get("image", 1) ** 2
     if found:
         raise MeshwrightError(found)
     if lora or values.get("phase") == "lora":
@@ -386,20 +390,16 @@ def _balance(value: str) -> dict[str, object] | None:
     return out
 
 
+def _bound(value: str, most: float = 100) -> float | None:
+    try:
+        read = float(value)
+    except ValueError:
+        return None
+    return read if 0 < read <= most else None
+
+
 def _part(value: str) -> float | None:
-    try:
-        read = float(value)
-    except ValueError:
-        return None
-    return read if 0 < read < 1 else None
-
-
-def _bound(value: str) -> float | None:
-    try:
-        read = float(value)
-    except ValueError:
-        return None
-    return read if 0 < read <= 100 else None
+    return _bound(value, nextafter(1, 0))
 
 
 _READERS = {
@@ -437,6 +437,7 @@ _READERS = {
     "clusters": ("clusters", _few, "a number of clusters from 2 up to 1000"),
     "causal": ("causal", _yes_no, "yes or no"),
     "frames": ("frames", _count, "a positive number of frames up to 1e9"),
+    "features": ("features", _count, "numbers of a sample, up to 1e9"),
     "image": ("image", _side, f"pixels along a side, up to {MAX_SIDE:,}"),
 }
 #: Keys whose values may be files, which lie in a folder.

@@ -78,19 +78,20 @@ def _filmed(values: dict[str, object], place: str) -> list[Diagnostic]:
 
 
 def _pictured(values: dict[str, object], place: str) -> list[Diagnostic]:
-    """W002 for what is about tokens beside images that are read by their pixels."""
-    if "image" not in values:
+    """W002 for what is about tokens beside images that are read by their pixels, or vectors of features."""
+    key = "image" if "image" in values else "features" if "features" in values else ""
+    if not key:
         return []
-    said = f"{place} image={values['image']}"
+    said, side = f"{place} {key}={values[key]}", values[key]
+    what = f"an image of {side} x {side} pixels" if key == "image" else f"a vector of {side} features"
     words = {"seq_len": "seq", "lengths": "lengths", "pack": "pack", "frames": "frames", "routing": "routing"}
-    words |= {"adversarial": "adversarial", "align": "align"}
+    words |= {"adversarial": "adversarial", "align": "align"} | ({"features": "features"} if key == "image" else {})
     return [
         Diagnostic(
             code="W002",
-            message=f"each sequence is an image of {values['image']} x {values['image']} pixels, and {word}= is about "
-            "tokens",
+            message=f"each sequence is {what}, and {word}= is about {'vectors' if word == 'features' else 'tokens'}",
             place=said,
-            help=f"drop {word}=, or image= where the model reads tokens",
+            help=f"drop {word}=, or {key}= where the model reads tokens",
         )
         for key, word in words.items()
         if key in values

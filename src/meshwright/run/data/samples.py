@@ -19,7 +19,9 @@ from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.run.data.augment import AS_THEY_ARE, Augment
 from meshwright.run.data.corpus import Batch, permute, sequences
 from meshwright.run.data.labelled import CLIENTS, INPUTS, LABELS, USUAL, LabelledMeta, read_meta
+from meshwright.spec.convolution import SQUARE
 from meshwright.spec.model import Model
+from meshwright.spec.vectors import FeatureVectors
 from meshwright.spec.workload import Train
 
 #: The key of the permutation whose end is held out: one that no epoch has.
@@ -193,6 +195,12 @@ def load(
 def _fitting(meta: LabelledMeta, train: Train, model: Model, place: str) -> tuple[SampleLayout, list[Diagnostic]]:
     """How samples are laid out, and D013 where that is not what a model reads."""
     channels, side = model.embedding.channels, train.image
+    if isinstance(model.embedding, FeatureVectors):
+        if meta.shape[1:] == (channels,):
+            return SampleLayout(""), []
+        message = f"the samples are of the shape {list(meta.shape[1:])}, and {model.name} reads {channels} features"
+        help = "say num_features in the model as the samples have them"
+        return SampleLayout(""), [Diagnostic(code="D013", message=message, place=place, help=help)]
     wanted = f"{channels} channels of {side} x {side} pixels"
     _, *sizes = meta.shape
     for name, shape in (("last", [side, side, channels]), ("first", [channels, side, side]), ("none", [side, side])):
@@ -204,12 +212,15 @@ def _fitting(meta: LabelledMeta, train: Train, model: Model, place: str) -> tupl
 
 
 def _labels(labels: NDArray[Any], model: Model, place: str) -> list[Diagnostic]:
-    """D013 for labels that are no classes of a model."""
+    """D013 for labels that are no classes of a model, or no values."""
     rows, why = model.head.rows, ""
-    if labels.dtype.kind == "f" or labels.ndim != 1:
+    if model.head.loss == SQUARE:
+        if labels.shape[1:] != (rows,) and (rows, labels.ndim) != (1, 1):
+            why = f"labels are of the shape {list(labels.shape)}, and {model.name} tells {rows} values of a sample"
+    elif labels.dtype.kind == "f" or labels.ndim != 1:
         why = f"labels are {labels.dtype} of the shape {list(labels.shape)}, and classes are whole numbers [N]"
     elif int(labels.min()) < 0 or int(labels.max()) >= rows:
         worst = int(labels.min()) if int(labels.min()) < 0 else int(labels.max())
         why = f"there is a label {worst}, and {model.name} tells {rows:,} classes, 0 to {rows - 1}"
-    help = "number classes from 0, or say num_labels in the model"
+    help = "number classes from 0, say num_labels in the model, or loss square of values"
     return [Diagnostic(code="D013", message=why, place=place, help=help)] if why else []

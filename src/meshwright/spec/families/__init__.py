@@ -21,6 +21,7 @@ from meshwright.spec.families import (
     mlp_hybrids,
     pairs,
     unet,
+    vectors,
 )
 from meshwright.spec.families.reader import ConfigReader, shown
 from meshwright.spec.families.refused import MISSING
@@ -94,6 +95,7 @@ READERS: dict[str, Callable[[ConfigReader], Model]] = {
     "resnet": convolutional.resnet,
     "vgg": convolutional.vgg,
     "unet": unet.unet,
+    "features": vectors.feature_classifier,
     "dit": diffusion.dit,
     "latte": diffusion.latte,
     "t5": pairs.t5,
@@ -146,6 +148,7 @@ _CLASSES = {
     **dict.fromkeys(("DiTTransformer2DModel", "Transformer2DModel"), "dit"),
     "LatteTransformer3DModel": "latte",
     "UNet2DConditionModel": "unet",
+    "FeatureClassifier": "features",
 }
 _HEADS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 #: Families that read the class's head themselves.
@@ -165,6 +168,7 @@ _OWN_HEADS = (
     "resnet",
     "vgg",
     "unet",
+    "features",
 )
 _OTHER_HEADS = ("ForMaskedLM", "ForPreTraining", "ForImageClassification", "Model")
 _NESTED = ("text_config", "language_config", "llm_config")
