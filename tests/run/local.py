@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 
 from meshwright.plan import parse
+from meshwright.run.data import Batch
 from meshwright.run.mesh import alone, build
 from meshwright.run.record import Off, Recorder, install
 from meshwright.run.settings import Settings
 from meshwright.run.trainer import Trainer
+from meshwright.spec import naming
 from meshwright.spec.workload import Train
-from tests.run import small
+from tests.run import classifiers, small
 
 SETTINGS = Settings(precision="float64", lr=1e-2, warmup=3)
 
@@ -23,11 +25,18 @@ def begun(model, text: str, train: Train, settings: Settings = SETTINGS) -> Trai
     return Trainer(model, plan, train, build(plan), settings=settings)
 
 
+def batch_of(trainer: Trainer, step: int, dp: int, index: int) -> Batch:
+    """This rank's part of a global batch of what its model reads."""
+    if naming.classifies(trainer.model):
+        return classifiers.images(step, dp, index, trainer.train)
+    return small.batch(trainer.train, trainer.model.vocab, step, dp, index)
+
+
 def steps(trainer: Trainer, first: int, last: int) -> list[tuple[float, float]]:
     """Loss and gradient norm of the steps [first, last) on this rank's replica."""
     dp, out = trainer.mesh["dp"], []
     for step in range(first, last):
-        result = trainer.step(small.batch(trainer.train, trainer.model.vocab, step, dp.size, dp.index))
+        result = trainer.step(batch_of(trainer, step, dp.size, dp.index))
         out.append((result.loss, result.grad_norm))
     trainer.settle()
     return out

@@ -112,6 +112,27 @@ def test_cifars_and_mnists_own_files_are_read(tmp_path):
     assert found.batch(0).tokens.shape == (8, 1, SIDE, SIDE) and (found.inputs[3] == images[3]).all()
 
 
+def test_clients_have_the_samples_that_are_said_to_be_theirs(tmp_path):
+    values = np.arange(COUNT, dtype=np.float64).repeat(SIDE**2 * 3).reshape(COUNT, 3, SIDE, SIDE)
+    owners = np.repeat([10, 20, 30, 40], [4, 16, 12, 8])
+    found = opened(tmp_path, images=values, labels=LABELS, clients=owners)
+    for client, owner in enumerate([10, 20, 30, 40]):
+        rows = [found.own(step, client, 4, rows=4).tokens[:, 0, 0, 0] for step in range(10)]
+        assert set(np.concatenate(rows).astype(int)) == set(np.flatnonzero(owners == owner))
+    assert [len(found.members(part, 2)) for part in range(2)] == [20, 20]
+    with pytest.raises(MeshwrightError, match=r"D013.*part 2 of 8 has no samples"):
+        found.members(1, 8)
+
+
+def test_shares_of_classes_are_those_that_are_drawn(tmp_path):
+    found = opened(tmp_path, images=BYTES, labels=LABELS)
+    groups, rng = found.groups(10), np.random.default_rng(1)
+    assert [set(LABELS[some]) for some in groups] == [{c} for c in range(5)]
+    shares = np.array([0.6, 0.4, 0.0, 0.0, 0.0])
+    drawn = np.concatenate([found.drawn(rng, groups, shares, 100).targets for _ in range(20)])
+    assert np.bincount(drawn, minlength=5) / len(drawn) == pytest.approx(shares, abs=0.04)  # 3.7 deviations
+
+
 WRONG = {
     "no labels": ({"images": BYTES}, "D012", "its arrays are images"),
     "too few labels": ({"images": BYTES, "labels": LABELS[:-1]}, "D012", "40 images and 39 labels"),

@@ -13,7 +13,7 @@ import torch
 from meshwright.run.client_saving import ClientSaver
 from meshwright.run.coded_parts import CodedParts
 from meshwright.run.corrected import CorrectedSteps
-from meshwright.run.data import Batch, Corpus
+from meshwright.run.data import Batch, Corpus, LabelledSamples
 from meshwright.run.flat import Flat
 from meshwright.run.mail import (
     ANCHOR,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from meshwright.run.merged_tasks import TaskSteps
     from meshwright.run.pruned import PrunedSteps
 
-#: Parts of the text that a client's data is drawn from, where clients' data is uneven.
+#: Parts of the text that a client's data is drawn from, where clients' data is uneven; of labelled samples classes are.
 PARTS = 10
 
 
@@ -52,7 +52,7 @@ class ClientLoop:
         client: int,
         trainer: Trainer,
         flat: Flat,
-        corpus: Corpus,
+        corpus: Corpus | LabelledSamples,
         world: Crowd,
         up: Post,
         inbox: SimpleQueue[Letter | Gone],
@@ -235,12 +235,18 @@ class ClientLoop:
             held.gradient.add_(away.to(held.gradient.dtype), alpha=self.mu)
 
     def _batch(self, step: int) -> Batch:
-        """The rows of a client's own step: its share of a global batch, or drawn from the parts of the text it has."""
-        count = self.trainer.plan.layout.dp
+        """The rows of a client's own step: its share of a global batch, samples that are said to be its own, or drawn
+        from the parts of the text, or the classes, it has."""
+        count, samples = self.trainer.plan.layout.dp, isinstance(self.corpus, LabelledSamples)
+        if samples and self.corpus.clients is not None:
+            return self.corpus.own(step, self.client, count, rows=self.corpus.global_batch // count)
         if not self.world.skew:
             return self.corpus.batch(step, self.client, count)
         rng = np.random.default_rng((self.world.seed, self.client, step))
         rows, total = self.corpus.global_batch // count, self.corpus.num_sequences
+        if samples:
+            groups = self.corpus.groups(PARTS)
+            return self.corpus.drawn(rng, groups, self.world.shares(self.client, len(groups)), rows)
         part = rng.choice(PARTS, rows, p=self.world.shares(self.client, PARTS))
         first, end = part * total // PARTS, np.maximum((part + 1) * total // PARTS, part * total // PARTS + 1)
         return self.corpus.sequences_at(np.minimum(rng.integers(first, end), total - 1))

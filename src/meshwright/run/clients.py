@@ -47,7 +47,7 @@ def train(world: World, job: Job, clients: Crowd) -> dict[str, Any]:
     clients did under ``clients``.
 
     Raises:
-        MeshwrightError: D codes for the text, H codes for weights, X104 for the metrics; the same on every rank.
+        MeshwrightError: D codes for the data, H codes for weights, X104 for the metrics; the same on every rank.
     """
     place = mesh.build(job.plan, device=world.device)
     corpus = open_corpus(world, job, place)
@@ -153,13 +153,14 @@ def _finished(
     every = [torch.zeros(2, dtype=torch.float64, device=place.device) for _ in range(place.world)]
     if place.world > 1:
         dist.all_gather(every, torch.tensor(took, dtype=torch.float64, device=place.device))
-    held_out, each = None, {}
+    held_out, right, each = None, None, {}
     if text is not None:
         trainer.take(job.train.global_batch)  # of clients that compute parts several times over, once
         trainer.weights = ()
         judge = Judge(trainer, text, job.judged_from)
         each = judged(judge, flat, jobs)
         held_out = each[0] if each else judge.loss()
+        right = judge.accuracy
     if server is None:
         return {}
     saved = "" if server.saver is None else server.saver.saved
@@ -167,7 +168,9 @@ def _finished(
     summary = _summary(job, trainer, server, found, clients) | {"saved": saved}
     if merged is not None:
         summary["clients"] |= told(server, jobs, each)
-    return summary if held_out is None else summary | {"judged": {server.first + len(server.versions): held_out}}
+    last = server.first + len(server.versions)
+    summary |= {} if held_out is None else {"judged": {last: held_out}}
+    return summary if right is None else summary | {"accuracy": {last: right}}
 
 
 def told(server: ServerLoop, jobs: Jobs, judged: dict[int, float]) -> dict[str, Any]:

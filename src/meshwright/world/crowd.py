@@ -106,7 +106,8 @@ class Crowd(msgspec.Struct, frozen=True, kw_only=True):
     """Clients that are not alike. ``speeds``: times that a step of a client takes, over its device's own; ``jitter``:
     likewise, drawn anew for each of its tasks; ``links``: times that its messages take; ``drop``: the chance that it
     drops out of a task; ``skew``: the concentration of a Dirichlet distribution over parts of the text that it has,
-    small for uneven; 0: every client draws from the whole text. ``seed``: of all that is drawn."""
+    or over classes of labelled samples, small for uneven; 0: every client draws from all of it. ``seed``: of all that
+    is drawn."""
 
     speeds: Slowness = ALIKE
     jitter: Slowness = ALIKE

@@ -7,6 +7,7 @@ image is changed, by (seed, place in that order).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -111,13 +112,19 @@ class LabelledSamples(msgspec.Struct, frozen=True, kw_only=True):
             raise MeshwrightError.one("D013", message, place="--data", help="more samples, or fewer replicas")
         return found
 
-    def of_class(self, rng: np.random.Generator, shares: NDArray[np.float64], rows: int) -> Batch:
-        """Samples drawn with replacement: for each of `rows` a class with these `shares`, then one of it."""
+    def groups(self, parts: int) -> list[NDArray[np.int64]]:
+        """The samples of each class, or, of values, those of equal `parts` in the order of these."""
         labels = self.labels[self.chosen]
-        there = [np.flatnonzero(labels == c) for c in range(len(shares))]
-        shares = np.where([len(some) > 0 for some in there], shares, 0.0) + 1e-300
-        classes = rng.choice(len(shares), rows, p=shares / shares.sum())
-        found = [self.chosen[there[c][rng.integers(len(there[c]))]] for c in classes.tolist()]
+        if labels.dtype.kind == "f":
+            order = np.argsort(labels.reshape(len(labels), -1)[:, 0], kind="stable")
+            return [self.chosen[some] for some in np.array_split(order, parts)]
+        return [self.chosen[labels == one] for one in np.unique(labels)]
+
+    def drawn(
+        self, rng: np.random.Generator, groups: Sequence[NDArray[np.int64]], shares: NDArray[np.float64], rows: int
+    ) -> Batch:
+        """So many samples drawn with replacement: each from one of the `groups`, which have these `shares`."""
+        found = [rng.choice(groups[group]) for group in rng.choice(len(groups), rows, p=shares)]
         return self._made(np.array(found, np.int64), rng.integers(1 << 62, size=rows))
 
     def _share(self, some: NDArray[np.int64], first: int, count: int, dp_index: int, dp_size: int) -> Batch:

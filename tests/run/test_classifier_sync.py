@@ -1,0 +1,134 @@
+"""Classifiers under the policies of exchanges that text is trained with: the bytes that are predicted, and what they
+hold."""
+
+from collections import Counter
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from meshwright.answer.predict import predict, simulate
+from meshwright.cost import standard
+from meshwright.plan import check, parse
+from meshwright.plan.executable import unexecutable
+from meshwright.run import clients, data, launch, loop
+from meshwright.run.data import tokenizer
+from meshwright.run.settings import Settings
+from meshwright.spec.cluster import load
+from meshwright.spec.workload import Train
+from meshwright.sync.clients import Answered
+from meshwright.sync.codecs import codec
+from meshwright.sync.policy import read as policy
+from meshwright.world.crowd import Crowd, factors
+from tests.run import codes, local
+from tests.run.classifiers import FEATURES, PERCEPTRON, SOFTMAX, TRAIN, VGG, model
+from tests.run.processes import launch_kept
+from tests.run.small import differences
+
+OF = {"vgg": (VGG, TRAIN), "perceptron": (PERCEPTRON, FEATURES)}
+
+
+def moved(text, config, train, chosen):
+    """The (operation, bytes) of a step's simulated moves that are `chosen` by their program."""
+    where = parse(text)
+    run = simulate(where, model(config), load(f"{where.layout.num_ranks}xh100"), train, standard())
+    graph, programs = run.lowered.graph, run.lowered.programs
+    keys = [int(graph.cost_key[task]) for task in range(graph.num_tasks)]
+    return [(move.op, move.num_bytes) for key in keys if chosen(programs[key]) for move in programs[key].moves]
+
+
+@pytest.mark.parametrize("family", OF)
+@pytest.mark.parametrize("words", ["step", "int8", "terngrad", "topk:share=0.1", "powersgd:rank=2"])
+def test_gradients_take_the_bytes_that_are_predicted(family, words):
+    config, train = OF[family]
+    text = f"dp2 mb4 sync={words}"
+    got = launch_kept(2, codes.trained, model(config), text, train, 1, local.FP32)
+    told = moved(text, config, train, lambda program: program.kind == "exchange")
+    summed = codec(policy(words).codec).summed
+    told = [one for one in told if one != ("all_reduce", 4) and (one[0] != "all_gather" or not summed)]
+    for _, _, sent in got:
+        assert sent and sorted(sent) == sorted(told)
+    assert max(differences(*(local.whole([held], "param") for _, held, _ in got)).values()) == 0
+
+
+@pytest.mark.parametrize("family", OF)
+@pytest.mark.parametrize("words", ["local:h=2", "local:h=2,codec=int8", "diloco:h=2", "savic:h=2"])
+def test_rounds_take_the_bytes_that_are_predicted(family, words):
+    config, train = OF[family]
+    train = msgspec.structs.replace(train, optimizer="sgd")
+    text = f"dp2 mb4 sync={words}"
+    got = launch_kept(2, local.trained, model(config), text, train, 2, local.FP32)
+    told = moved(text, config, train, lambda program: program.every == 2)
+    for *_, sent, exchanged in got:
+        assert sorted(sent) == sorted(told) and not exchanged
+    assert max(differences(*(local.whole([held], "param") for _, _, held, *_ in got)).values()) < 1e-6
+
+
+NEIGHBOURS = ["gossip", "gossip:variance=kept", "admm:h=2,rho=0.1", "masha:h=2,codec=randomk,share=0.1,feedback=no"]
+
+
+OTHERS = ["dadao", "qsr:h=2,growth=0.2,rate=0.01,steps=100", "cold-fusion:h=2", "demo", "dist-lion"]
+OPTIMIZERS = {"demo": "sgd", "dist-lion": "lion", "dadao": "sgd", "masha": "sgd"}
+
+
+@pytest.mark.parametrize("family", OF)
+@pytest.mark.parametrize("words", [*NEIGHBOURS, *OTHERS])
+def test_replicas_learn_under_policies_of_all_kinds(family, words):
+    """Each is legal, executable and takes four steps of which the last one's loss is a number."""
+    config, train = OF[family]
+    optimizer = OPTIMIZERS.get(words.partition(":")[0], "momentum")
+    train = msgspec.structs.replace(train, optimizer=optimizer)
+    where = parse(f"dp4 mb2 sync={words}")
+    of = model(config)
+    assert not (check(where, of, load("4xh100"), train) or unexecutable(where, of, train))
+    got = launch_kept(4, local.trained, of, f"dp4 mb2 sync={words}", train, 4, local.FP32)
+    assert all(np.isfinite(loss) for _, seen, *_ in got for loss, _ in seen)
+
+
+CLIENTS = ["fedavg:h=2", "fedprox:h=2,mu=0.1", "fedbuff:h=2,buffer=2,codec=int8", "fedfix:h=2,every=100ms"]
+CLIENTS += ["favano:h=4,clients=2,every=100ms", "fedamd:h=2", "feddip:h=2,rounds=8", "backup:b=1", "dbw:noise=8"]
+BATCH = Train(global_batch=12, seq_len=1, features=12, optimizer="sgd", dtype="fp32")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder, rng = tmp_path_factory.mktemp("features"), np.random.default_rng(0)
+    labels = rng.integers(0, 5, 300)
+    features = rng.normal(size=(5, 12))[labels] * 3 + rng.normal(size=(300, 12)) / 2
+    np.savez(folder / "some.npz", features=features.astype(np.float32), labels=labels)
+    return str(data.build(str(folder / "some.npz"), tokenizer.Bytes(), folder / "cache"))
+
+
+def of_clients(corpus, words, steps, **said):
+    settings = Settings(**{"lr": 0.1, "clip": 0.0, "weight_decay": 0.0} | said.pop("settings", {}))
+    plan = parse(f"dp3 mb4 sync={words}")
+    return loop.Job(model=model(SOFTMAX), plan=plan, train=BATCH, settings=settings, corpus=corpus, steps=steps,
+                    quiet=True, **said)  # fmt: skip
+
+
+@pytest.mark.parametrize("words", CLIENTS)
+def test_clients_learn_labels_and_send_the_bytes_that_are_predicted(corpus, words):
+    asked = of_clients(corpus, words, 48, judged_every=1, held_out=0.2)
+    world = Crowd(speeds=factors("1/1/2"), skew=0.3)
+    found = launch.start(clients.train, asked, world, num_ranks=3, device="cpu", stops=True)
+    did = found["clients"]
+    assert next(iter(found["judged"].values())) < 1.2  # of one that knows nothing it is log 5 = 1.61
+    assert next(iter(found["accuracy"].values())) > 0.5  # and 0.2
+    told = predict(asked.model, load("3x1xh100,10gbe"), BATCH, asked.plan, detail=False).clients
+    answers = Counter(type(entry.event) for entry in told.log)[Answered]
+    each = told.up_bytes / answers
+    assert did["up_bytes"] > 0 and did["up_bytes"] % each == 0
+
+
+def held_by(rank, text, train):
+    """The state of a rank after four steps."""
+    *_, held, _, _ = local.trained(rank, model(PERCEPTRON), text, train, 4, local.SETTINGS)
+    return held
+
+
+def test_rounds_of_one_step_of_plain_sgd_are_steps_together():
+    train = msgspec.structs.replace(FEATURES, optimizer="sgd")
+    one, other = (launch_kept(2, held_by, f"dp2 mb4{words}", train)[0] for words in ("", " sync=local:h=1"))
+    assert max(differences(local.whole([one], "param"), local.whole([other], "param")).values()) < 1e-12
+    assert all(torch.is_tensor(values) for *_, values in one)
