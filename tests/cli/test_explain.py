@@ -104,9 +104,17 @@ def test_words_of_feeds_images_rollouts_tables_and_graphs_are_explained(word):
 
 
 @pytest.mark.parametrize(
-    ("word", "name"), [("lock server", "buckets"), ("negative sampling", "negatives"), ("replication factor", "copies")]
+    ("word", "name"),
+    [
+        ("$/Mtok", "money"),
+        ("80% interval", "interval"),
+        ("fits with a probability", "p_fit"),
+        ("lock server", "buckets"),
+        ("negative sampling", "negatives"),
+        ("replication factor", "copies"),
+    ],
 )
-def test_what_papers_on_graphs_call_their_words_is_explained(word, name):
+def test_what_tables_and_papers_call_their_words_is_explained(word, name):
     assert look_up(word)["name"] == name
 
 

@@ -168,7 +168,7 @@ def test_weight_gradients_are_cut_along_what_they_sum_over():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("tp4 dp2 mb1 nosp overlap=tp:domino", "a microbatch of 1 rows is not cut into 2 equal parts"),
+        ("tp4 dp2 mb1 nosp overlap=tp:domino", "a microbatch of mb=1 cannot be cut into 2 equal parts"),
         ("tp4 dp2 mb4 overlap=tp:domino2x2", "sequence parallelism scatters sums by rows"),
         ("tp4 dp2 mb7 nosp overlap=tp:domino7x7", "columns are not cut into 7 equal parts"),
         ("tp4 dp2 mb4 overlap=tp:triggered", "starts no exchange by itself"),

@@ -164,7 +164,7 @@ def test_all_techniques_are_ranked_on_the_command_line(monkeypatch, capsys, tmp_
     page = tmp_path / "ranking.html"
     assert main([*asked, "--try", "all", "--report", str(page)]) == 0
     out = capsys.readouterr().out
-    assert "zero-bubble" in out and "usp works on context parallelism" in out
+    assert "zero-bubble" in out and "usp needs context parallelism" in out
     assert "What each technique would bring" in page.read_text()
     assert main([*asked, "--try", "all", "--json"]) == 0
     attempts = json.loads(capsys.readouterr().out)["attempts"]

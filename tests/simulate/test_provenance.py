@@ -31,7 +31,7 @@ def test_what_was_measured_is_confirmed_and_what_lies_beyond_is_flagged_with_its
     inside = assumed("16xh100", "fsdp tp2", standard())["h100_sxm: matrix products"]
     beyond = assumed("8xh100", "fsdp mb8", standard())["h100_sxm: matrix products"]
     assert (inside.flagged, beyond.flagged) == (False, True)
-    assert "beyond what was measured" in beyond.source
+    assert "extrapolated from other shapes or devices" in beyond.source
 
 
 def test_without_curves_the_published_fraction_is_named_and_no_profile():
@@ -93,7 +93,7 @@ def test_what_a_framework_does_and_a_plan_does_not_say_is_told(framework, words,
     assert usual_words(profile, plan) == added
     assert usual_words(profile, parse(" ".join([words, *added]))) == []  # and they are words of a plan
     found = predict(model.load("llama3-8b"), cluster.load("8xh100"), TRAIN, plan, costs=standard(profile), detail=False)
-    told = [text for text in found.warnings if "unless told otherwise" in text]
+    told = [text for text in found.warnings if "by default, and the plan does not say so" in text]
     assert [all(word in text for word in added) for text in told] == [True] * bool(added)
 
 

@@ -125,7 +125,7 @@ def test_recipes_bring_what_whatif_says_and_those_switched_on_are_compared_with_
     rows = {row["id"]: row for row in recipes(RecipesRequest(asked=base))["recipes"]}
     found = what_if(("zero-bubble",), *answers.read(base).parts, costs=answers.read(base).costs)
     assert rows["zero-bubble"]["gain"] == found.gain and rows["zero-bubble"]["memory_bytes"] == found.memory_bytes
-    assert rows["usp"]["error"].startswith("usp works on context parallelism")
+    assert rows["usp"]["error"].startswith("usp needs context parallelism")
     on = {r["id"]: r for r in recipes(RecipesRequest(asked=asked(plan="tp2 pp2", tries=("zero-bubble",))))["recipes"]}
     assert on["zero-bubble"]["on"] and on["zero-bubble"]["gain"] == found.gain
     assert on["gpipe"]["instead"] == ["zero-bubble"]  # both set the schedule

@@ -112,7 +112,8 @@ def assumptions(
             out.append(
                 Assumption(
                     f"{device.name}: slowest of {count:,}",
-                    f"{device.slowest_of(count) - 1:.1%} behind a median one, speeds {device.speed_spread:.1%} apart",
+                    f"{device.slowest_of(count) - 1:.1%} slower than the median device (standard deviation of speeds "
+                    f"{device.speed_spread:.1%})",
                     device.sources.get("speed_spread", SPREAD_SOURCE),
                 )
             )
@@ -126,13 +127,14 @@ def assumptions(
             f"{f.host_us_per_kernel:g} us per kernel launch, {f.host_us_per_collective:g} us per collective, "
             f"{f.host_us_per_pass:g} us per pass, {f.elementwise_passes:g} memory passes, "
             f"{f.context_bytes / 2**30:.1f} GiB context, {f.communicator_bytes / 2**20:.0f} MiB per communicator, "
-            f"{f.activation_copies:g} activation copies, {f.allocator_slack:.0%} allocator slack"
+            + (f"{f.activation_copies:g} copies of activations, " if f.activation_copies != 1 else "")
+            + f"{f.allocator_slack:.0%} allocator slack"
             + (f", launch-ahead {f.ahead_layers:g} layers" if f.ahead_layers else "")
             + (f", a ring's steps {f.ring_steps:g} times as long during training" if f.ring_steps != 1.0 else "")
             + (f", kernels {f.kernel_slowdown:.1%} longer in a model than alone" if f.kernel_slowdown else "")
             + (
                 f", tokens to experts on other nodes by kernels of mode {f.defaults.dispatch!r}"
-                if f.defaults.dispatch
+                if f.defaults.dispatch and model.mixtures
                 else ""
             )
             + (f", gradients in buckets of {f.defaults.bucket_bytes:,} bytes" if f.defaults.bucket_bytes else ""),
@@ -149,11 +151,15 @@ def fabric(cluster: Cluster) -> list[Assumption]:
     out = []
     for island in cluster.islands:
         mine = f"{island.device.name} " if len(cluster.islands) > 1 else ""
-        out += [(f"{mine}{level.name} links", level) for level in island.levels]
-    out += [(f"{level.name} between islands", level) for level in cluster.interconnect]
+        inside = 1
+        for number, level in enumerate(island.levels):
+            each = "node" if inside == island.node.devices else f"group of {inside} devices" if number else "device"
+            out.append((f"{mine}{level.name} links", level, each))
+            inside *= level.arity
+    out += [(f"{level.name} between islands", level, "island") for level in cluster.interconnect]
     found = []
-    for name, level in out:
-        text = f"{level.gb_s:g} GB/s per direction and child, {level.latency_us:g} us"
+    for name, level, each in out:
+        text = f"{level.gb_s:g} GB/s per direction and {each}, {level.latency_us:g} us"
         text += "".join(f"; {op} reached {value:g} GB/s" for op, value in level.busbw_gb_s.items())
         text += f"; {level.wiring.text()}" if level.wiring is not None else ""
         source = source_of(level, "gb_s")
@@ -216,7 +222,7 @@ def fitted(lowered: Lowered, costs: Costs, device: Device) -> dict[str, Assumpti
             continue
         outside = beyond.get(name, 0.0) / total
         said += f"; other sources for {1 - most / total:.0%} of their time" if most < 0.99 * total else ""
-        said += f"; {outside:.0%} of their time beyond what was measured" if outside > 0.01 else ""
+        said += f"; {outside:.0%} of their time extrapolated from other shapes or devices" if outside > 0.01 else ""
         out[name] = Assumption(name, f"{ideal[name] / total:.0%} of peak for this plan's shapes", said, outside > 0.5)
     return out
 
@@ -386,7 +392,10 @@ def _basis(costs: Costs, cluster: Cluster) -> str:
     """The source of the costs, in words."""
     tables = _here(cluster)
     if tables is None or not tables.made:
-        return f"costs come from {costs.profile}, not from measurements of this system: read the interval"
+        return (
+            f"costs come from {costs.profile}, not from measurements of this system: believe the 80% interval in "
+            "brackets rather than the number before it"
+        )
     return (
         f"costs come from measurements of this machine, {tables.made}: whether it keeps that pace, a run says "
         "(meshwright run)"
@@ -405,8 +414,8 @@ def warnings(
     words = usual_words(costs.framework, plan)
     if words:
         out.append(
-            f"the framework profile {costs.framework.name!r} is of software that runs {' '.join(words)} unless told "
-            "otherwise, and the plan does not say so: add it to the plan to predict that software as it comes"
+            f"software of the framework profile {costs.framework.name!r} runs {' '.join(words)} by default, and the "
+            "plan does not say so: add it to the plan to predict that software without further options"
         )
     out += _unsaid_network(cluster)
     hides = schedules.get(plan.pipeline.schedule).hides_experts

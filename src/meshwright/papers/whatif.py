@@ -24,7 +24,7 @@ from meshwright.spec.workload import Train
 
 FORMAT_VERSION = 1
 #: What an axis that a recipe needs is called.
-AXES = {"pp": "a pipeline", "dp": "replicas", "tp": "tensor parallelism", "cp": "context parallelism"}
+AXES = {"pp": "a pipeline", "dp": "data-parallel replicas", "tp": "tensor parallelism", "cp": "context parallelism"}
 
 
 class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
@@ -239,7 +239,7 @@ def _applicable(tried: tuple[Paper, ...], plan: Plan) -> None:
     wrong = [
         Diagnostic(
             code="J004",
-            message=f"{one.id} works on {AXES[axis]}, and the plan has {axis}={_widest(plan, axis)}",
+            message=f"{one.id} needs {AXES[axis]}, and the plan has {axis}={_widest(plan, axis)}",
             place=f"--try {one.id}",
             help=f"give the plan {axis} of 2 or more",
         )

@@ -36,7 +36,10 @@ def verdict(ranking: Ranking) -> str:
     if best is None:
         return f"{start}; none of {len(ranking.attempts)} techniques makes another plan of it that fits"
     gain = ranking.gain(best)
-    return f"{start}; {'most' if gain > 1 else 'no technique gains, least lost'} by {best.paper.id}: {gain:.3f}x"
+    what = (
+        f"most is gained by {best.paper.id}" if gain > 1 else f"no technique is faster, the nearest is {best.paper.id}"
+    )
+    return f"{start}; {what}: {gain:.3f}x the throughput"
 
 
 def changed(ranking: Ranking) -> list[Attempt]:

@@ -82,13 +82,13 @@ def cells(one: RankedServing) -> tuple[str, ...]:
 def untold(tie: ServingTie) -> str:
     """Return that a plan cannot be told from the first, and by how much of its bound the worst figure may differ."""
     low, high = f"{-tie.low:.0%} lower", f"{tie.high:.0%} higher"
-    return f"cannot be told from 1: against its bound, the worst figure is {low} to {high} (80%)"
+    return f"a tie with 1: its worst latency, as a share of the bound, is {low} to {high} (80%)"
 
 
 def others(one: RankedServing) -> str:
     """Return how many engines keep the objectives with a plan's layout besides the one shown."""
     count = one.variants
-    return f"{count} other engine keeps them" if count == 1 else f"{count} other engines keep them"
+    return f"{count} other engine setting keeps them" if count == 1 else f"{count} other engine settings keep them"
 
 
 def _table(found: ServingFound, best: tuple[RankedServing, ...], page: Page) -> None:
@@ -106,7 +106,7 @@ def _table(found: ServingFound, best: tuple[RankedServing, ...], page: Page) -> 
         if ranked.tie is not None:
             page.print(Text(untold(ranked.tie), "dim"), indent=5)
     if any(one.sure is not None for one in best):
-        page.quiet("sure: draws of what the costs are unsure of in which every objective is kept")
+        page.quiet("sure: share of the draws of uncertain costs in which every objective is kept")
 
 
 def _latencies(one: RankedServing, page: Page) -> None:

@@ -87,11 +87,11 @@ def sure(found: Found) -> list[str]:
     one, rest = found.sure, len(found.best) - 1
     chance = f"the first is the fastest of the {rest + 1} with a probability of {one.best_probability:.0%}"
     if not one.alike:
-        return [f"{chance}; none of the others is as fast within what is unknown"]
-    lines = [f"{chance}; {one.alike} of the other {rest} cannot be told from it (=)"]
+        return [f"{chance}; none of the others is a tie with it"]
+    lines = [f"{chance}; {one.alike} of the other {rest} are ties with it (=)"]
     if one.decides is not None:
         lines.append(
-            f"to decide, measure {one.decides.measure} ({one.decides.share:.0%} of what is unknown between the two "
+            f"to decide, measure {one.decides.measure} ({one.decides.share:.0%} of the uncertainty between the two "
             f"likeliest): {one.decides.command}"
         )
     return lines
@@ -105,10 +105,13 @@ def demanded(found: Found) -> str:
     if found.room_bytes:
         parts.append(f"with {gibibytes(found.room_bytes)} left on every device")
     if found.usual:
-        parts.append(f"which keep the chance of running out of memory at {USUAL_RISK:.0%} (--risk says another)")
+        parts.append(f"for a chance of {USUAL_RISK:.0%} at most of running out of memory (--risk sets another)")
     if found.framework not in ("", "default"):
         parts.append(f"costs of {found.framework}")
-    return f"plans {', '.join(parts)}" if parts else ""
+    said = f"only plans {', '.join(parts)}" if parts else ""
+    if found.usual and found.framework in ("", "default"):
+        said += "; a framework that is named (--framework) has its memory predicted more surely, and needs less room"
+    return said
 
 
 def cells(ranked: Ranked) -> tuple[str, ...]:

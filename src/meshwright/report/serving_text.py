@@ -296,7 +296,7 @@ def fairness(prediction: ServingPrediction) -> str:
 def causes(prediction: ServingPrediction) -> list[tuple[str, str, float, float]]:
     """(name, what, seconds, share) of every cause that takes any of the replicas' time."""
     total = sum(prediction.attribution.values())
-    words = WORDS | {"host": "the engine's host", "idle": "idle: nobody to serve"}
+    words = WORDS | {"host": "host of the engine (CPU)", "idle": "idle: no requests"}
     words |= {"kv links": "links with caches, beside the replicas"}
     return [(name, words.get(name, name), s, s / total) for name, s in prediction.attribution.items() if s]
 

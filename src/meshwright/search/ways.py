@@ -42,8 +42,8 @@ def with_way(pick: Recommended, walk: Walk, engines: Sequence[Engine]) -> Recomm
     parts = [pick.why]
     if best is not None and exact[best].step_time_s * NEAR < seconds:
         saved = 1 - exact[best].step_time_s / seconds
-        without = f"{in_words(seconds)}, {pick.why}"
-        parts = [f"{_words(best)} computes the same {saved:.1%} faster than without it: {without}"]
+        without = f"{in_words(seconds)} without it, {pick.why}"
+        parts = [f"{_words(best)} gives the same numbers in {saved:.1%} less time: {without}"]
         prediction = predict(walk.model, walk.cluster, walk.train, best, costs=walk.evaluator.costs, detail=False)
         pick = msgspec.structs.replace(
             pick,

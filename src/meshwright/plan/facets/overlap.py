@@ -259,7 +259,7 @@ def _ways(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[
         help = f"say mb{-(-mb // rows) * rows}" + (
             f", or overlap=tp:domino1x{rows} by columns" if not layout.sp else ""
         )
-        yield wrong("P058", f"a microbatch of {mb} rows is not cut into {rows} equal parts", place, help)
+        yield wrong("P058", f"a microbatch of mb={mb} cannot be cut into {rows} equal parts", place, help)
     if columns > 1 and layout.sp:
         message = "parts of columns are summed apart, and sequence parallelism scatters sums by rows"
         yield wrong("P058", message, place, "say nosp, or cut the microbatch alone")

@@ -19,7 +19,7 @@ from meshwright.search.serving.walk import WORK, Line, ServingWalk
 
 SAME = "fewer replicas of the same layout keep the objectives"
 FEWER = "more replicas answer more"
-ROOM = "keeps the objectives with less room than another engine on as many devices"
+ROOM = "keeps the objectives with less room than another engine setting on as many devices"
 
 
 class Chosen(NamedTuple):
@@ -78,7 +78,11 @@ def _least(walk: ServingWalk, chosen: list[Chosen], top: int, key: Callable, uni
             met[family] = level[0]
             for other in some[1:]:
                 ratio, least = walk.judged[other].ratio, walk.judged[some[0]].ratio
-                walk.lose(other, ROOM, f"uses {ratio:.0%} of an objective, and {some[0].engine.policy} {least:.0%}")
+                walk.lose(
+                    other,
+                    ROOM,
+                    f"its worst latency is {ratio:.0%} of the bound, with {some[0].engine.policy} {least:.0%}",
+                )
             order = (level, walk.judged[some[0]].ratio, _plainness(some[0]))
             why = f"keeps the objectives with {level[0]:g} {unit}"
             chosen.append(Chosen(some[0], order, why, variants=len(some) - 1))
