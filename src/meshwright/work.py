@@ -130,17 +130,31 @@ class VarlenAttention(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True
 
 #: The operator that adds a block of ring attention to the results of the blocks before it.
 RING_MERGE = "ring merge"
+#: The operator that makes sequences contiguous for a kernel, of activations whose first dim is the sequence's.
+SEQUENCES_TOGETHER = "sequences together"
+
+
+class Scores(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
+    """Stored scores of attention that a softmax is over: ``batch`` (rows of a microbatch times a rank's heads) matrices
+    of ``queries`` x ``keys``; ``backward``: their gradients."""
+
+    batch: int
+    queries: int
+    keys: int
+    backward: bool = False
 
 
 class Elementwise(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """Memory-bound kernels: bytes read and written when pointwise chains are fused, and how many kernels share them.
     ``fused``: that is what runs, whatever the framework does elsewhere (the optimizer, quantisation). ``operator``:
-    which of a model's operators this is (``rmsnorm``, ``rmsnorm backward``), for those who timed it; "" for none."""
+    which of a model's operators this is (``rmsnorm``, ``rmsnorm backward``), for those who timed it; "" for none.
+    ``scores``: those that it masks and takes the softmax of, among the rest."""
 
     num_bytes: float
     kernels: int = 1
     fused: bool = False
     operator: str = ""
+    scores: Scores | None = None
 
 
 class MeasuredBusBandwidth(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):

@@ -119,8 +119,8 @@ def test_a_scan_of_mamba_2_has_the_curve_of_the_delta_rule_for_its_own_work_and_
     delta, mamba, back = (costs.price(one, device) for one in (scan(rule="delta"), scan(rule="ssd"),
                                                                scan(rule="ssd", backward=True)))  # fmt: skip
     assert mamba.seconds < delta.seconds and mamba.sigma >= 0.35 > delta.sigma  # no triangular inverse
-    assert 1.5 * mamba.seconds < back.seconds < 2.5 * mamba.seconds
-    assert "a scan of the delta rule's" in mamba.source and back.source.endswith("backward by its work")
+    assert back.seconds == pytest.approx(3.06 * mamba.seconds)
+    assert "a scan of the delta rule's" in mamba.source and back.source.endswith(", 3.06 forwards")
 
 
 # Rows of ops_ssm.csv.gz, SGLang 0.5.14 on the H100 and TensorRT-LLM 1.3 on the H200: (batch, tokens, heads, key heads).
@@ -137,18 +137,50 @@ MEASURED = [
 @pytest.mark.parametrize(("device", "shape", "us"), MEASURED)
 def test_shipped_curves_say_what_was_measured(device, shape, us):
     batch, tokens, heads, groups = shape
-    where = cluster.load(f"8x{device}")
     work = Scan(rule="delta", batch=batch, seq_len=tokens, heads=heads, groups=groups, k_dim=128, v_dim=128, chunk=64)
-    price = standard_on(where).price(work, where.islands[0].device)
+    price = SERVED["sglang"](work, cluster.load_device(device))
     assert price.source.startswith("fitted: ")
     assert price.seconds == pytest.approx(us * 1e-6, rel=0.2)
 
 
-def test_a_backward_is_priced_by_its_work_and_is_less_sure():
+def test_a_backward_takes_three_forwards_and_is_less_sure():
     where = cluster.load("8xh100")
     costs, device = standard_on(where), where.islands[0].device
     sizes = {"batch": 4, "seq_len": 4096, "heads": 32, "groups": 16, "k_dim": 128, "v_dim": 128, "chunk": 64}
     forward = costs.price(Scan(rule="delta", **sizes), device)
     backward = costs.price(Scan(rule="delta", backward=True, **sizes), device)
-    assert 1.5 * forward.seconds < backward.seconds < 2.6 * forward.seconds
-    assert backward.sigma >= 0.35 > forward.sigma and backward.source.endswith("backward by its work")
+    assert backward.seconds == pytest.approx(3.06 * forward.seconds)
+    assert backward.sigma >= 0.35 > forward.sigma and backward.source.endswith(", 3.06 forwards")
+
+
+# flash-linear-attention 0.5.1 in CUDA graphs (QwenLM/FlashQLA, benchmark_results_H200.txt and _GB200.txt): sequences,
+# tokens of each, heads, key heads, milliseconds of a forward and of a backward. A single sequence is 25 to 46% faster
+# than its price here: the engines' copies, which were measured, take it no faster than several.
+TRAINED = [
+    ("h200_sxm", (2, 4096, 32, 16), 0.475, 1.453),
+    ("h200_sxm", (4, 8192, 32, 16), 1.898, 5.721),
+    ("h200_sxm", (8, 4096, 32, 16), 1.914, 5.781),
+    ("gb200", (4, 2048, 32, 32), 0.486, 1.418),
+    ("gb200", (4, 8192, 32, 32), 1.806, 5.583),
+    ("gb200", (8, 4096, 16, 16), 0.789, 2.982),
+]
+
+
+@pytest.mark.parametrize(("device", "shape", "forward", "backward"), TRAINED)
+def test_scans_take_in_training_what_flash_linear_attention_takes(device, shape, forward, backward):
+    batch, tokens, heads, groups = shape
+    sizes = {"batch": batch, "seq_len": tokens, "heads": heads, "groups": groups, "k_dim": 128, "v_dim": 128}
+    there, back = (
+        link()(Scan(rule="delta", chunk=64, backward=way, **sizes), cluster.load_device(device))
+        for way in (False, True)
+    )
+    assert there.seconds + back.seconds == pytest.approx((forward + backward) * 1e-3, rel=0.1)
+
+
+def test_training_scans_by_the_curve_of_its_own_device_though_engines_alone_were_measured_there():
+    scan = Scan(rule="ssd", batch=4, seq_len=8192, heads=64, groups=8, k_dim=128, v_dim=64, chunk=128)
+    convolution = Convolution(batch=4, seq_len=8192, channels=6144, kernel=4)
+    for work, kind in ((scan, "scan"), (convolution, "convolution")):
+        assert link()(work, cluster.load_device("b200_sxm")).source.startswith(f"fitted: b200_sxm {kind} bf16 ")
+        near = link()(work, cluster.load_device("gb300")).source
+        assert near.startswith(f"fitted: b200_sxm {kind} bf16 ") and "carried to gb300" in near

@@ -5,7 +5,7 @@ import pytest
 
 from meshwright import layers, predict
 from meshwright.answer.flops import model_flops
-from meshwright.cost import standard_on
+from meshwright.cost import load_framework, standard, standard_on
 from meshwright.lower import lower
 from meshwright.lower.place import Mesh
 from meshwright.lower.stages import Stages
@@ -14,7 +14,7 @@ from meshwright.spec import cluster
 from meshwright.spec import layers as parts
 from meshwright.spec.model import load
 from meshwright.spec.workload import Train
-from meshwright.work import AttentionCore, Collective, Convolution, Gemm, Scan
+from meshwright.work import AttentionCore, Collective, Convolution, Elementwise, Gemm, Scan
 from tests.lower.sizes import context
 
 WHERE = cluster.load("8xh100")
@@ -52,6 +52,23 @@ def test_a_mamba2_layer_is_two_products_a_convolution_and_a_scan():
     assert (convolution.channels, convolution.kernel) == (5120 + 256, 4)
     (scan,) = works(found, Scan)
     assert (scan.heads, scan.groups, scan.k_dim, scan.v_dim, scan.chunk) == (80, 1, 128, 64, 256)
+
+
+def test_a_mamba2_layer_convolves_again_for_its_backward_and_lays_rows_together_where_there_are_several():
+    """Its kernel keeps what goes into the convolution, and not what comes out (mamba_split_conv1d_scan_combined). Of
+    two rows of 1024 tokens, 2 x 5120 + 2 x 128 + 80 numbers a token are copied in front of it and 5120 behind it, read
+    and written in two bytes each, where the sequence is the first dim."""
+    found = {p.name: p for p in pieces(MAMBA2, "dp8 mb2")}
+    assert found["mixer convolution again"].backward == found["mixer convolution"].forward
+    together, apart = found["mixer rows together"], found["mixer rows apart"]
+    assert together.forward == together.backward and together.forward.num_bytes == 2 * 2 * 2048 * 10576
+    assert apart.forward.num_bytes == 2 * 2 * 2048 * 5120
+    assert not {"mixer rows together", "mixer rows apart"} & {p.name for p in pieces(MAMBA2, "dp8 mb1")}
+    device = WHERE.islands[0].device
+    first, others = standard(load_framework("megatron-bridge")), standard(load_framework("torchtitan"))
+    copied = first.price(together.forward, device)
+    assert copied.seconds == first.price(Elementwise(num_bytes=2 * 2 * 2048 * 10576, fused=True), device).seconds
+    assert others.price(together.forward, device).seconds == 0.0
 
 
 def test_tensor_parallelism_splits_heads_and_repeats_the_maps_of_one_group():

@@ -10,9 +10,11 @@ import msgspec
 from meshwright.cost import collectives, roofline
 from meshwright.cost.framework import Framework
 from meshwright.cost.framework import load as load_framework
+from meshwright.cost.softmax import softmax_apart
 from meshwright.spec.hardware import Device
 from meshwright.spec.workload import DTYPE_BYTES
 from meshwright.work import (
+    SEQUENCES_TOGETHER,
     AttentionCore,
     Collective,
     Convolution,
@@ -162,6 +164,8 @@ class Costs:
             return self._varlen(work, device)
         if isinstance(work, Gemm) and work.batch > 1 and not _aligned(work):
             work = msgspec.structs.replace(work, dtype="fp32")
+        if isinstance(work, Elementwise) and (apart := self.as_issued(work)) is not work:
+            return self.price(apart, device)
         if isinstance(work, Elementwise) and self.passes(work) != 1.0:
             timed = self._answer(work, device) if work.operator else None
             if timed is not None and timed.as_run:
@@ -171,6 +175,15 @@ class Costs:
         if self.adds_apart(work):
             return self._added(work, device)
         return self._answer(work, device)
+
+    def as_issued(self, work: Elementwise) -> Elementwise:
+        """Return memory-bound kernels as the framework issues them: where its fused softmax does not take the scores,
+        scale, mask and softmax are kernels of their own; and sequences that are contiguous already are not copied."""
+        usual = self.framework.defaults
+        if work.operator == SEQUENCES_TOGETHER and work.kernels and not usual.sequence_first:
+            return msgspec.structs.replace(work, num_bytes=0.0, kernels=0)
+        longest = usual.softmax_keys
+        return softmax_apart(work, longest) if longest and work.scores is not None else work
 
     def passes(self, work: Elementwise) -> float:
         """Return how many times as many kernels and bytes a chain of pointwise kernels has as where it is fused."""

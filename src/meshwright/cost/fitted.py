@@ -19,6 +19,7 @@ from meshwright.cost.chain import SCAN_SIGMA, Estimate, Link, roofline_estimate
 from meshwright.cost.curve import CurveProfile, Fit, sigma_class
 from meshwright.cost.points import flash_3, point
 from meshwright.cost.relatives import ROOFLINE_APART, asynchronous, generation
+from meshwright.cost.roofline import SCAN_BACKWARD
 from meshwright.errors import MeshwrightError
 from meshwright.spec.cluster import load_device
 from meshwright.spec.hardware import Device
@@ -32,13 +33,17 @@ STEP_SIGMA = 0.15
 #: Share of FlashAttention-2's rate that the first FlashAttention reaches: 25 to 40% of the peak where the second
 #: reaches 50 to 73% (Dao 2307.08691, abstract; the middles of both ranges).
 FIRST_FLASH = 32.5 / 61.5
+#: Kernels that training runs as engines do, whatever library has the products: scans of flash-linear-attention in
+#: Triton and Dao's causal_conv1d. A device whose serving kernels alone were measured has its own curves of these.
+KERNELS_ALIKE = ("scan", "convolution")
 
 
 class Fitted:
     """The link. `serving`: attention also writes new keys and values to a cache. `flash`: the generation of
     FlashAttention that training runs on every device, 0 for the one written for the device's own. `fused`: operands are
     quantised by the kernel before a product, where the tables' products come after a kernel of its own. `fastest`: of
-    kernels for the same products the fastest one runs. `library`: the engine whose kernels serve."""
+    kernels for the same products the fastest one runs. `library`: the engine whose kernels serve. `alike`: the profiles
+    that have :data:`KERNELS_ALIKE`, by default all."""
 
     def __init__(
         self,
@@ -50,8 +55,10 @@ class Fitted:
         fused: bool = False,
         fastest: bool = False,
         library: str = "",
+        alike: dict[str, CurveProfile] | None = None,
     ):
         self.profiles = profiles
+        self._alike = profiles if alike is None else alike
         self.spreads = spreads
         self._serving, self._library, self._fastest = serving, library, fastest
         self._fused = fused
@@ -60,6 +67,8 @@ class Fitted:
 
     def __call__(self, work: Work, device: Device) -> Estimate | None:
         """Return the seconds of a work item on a device with their source; None where no curve covers it."""
+        if isinstance(work, Scan) and work.backward:
+            return self._scan_back(work, device)
         if self._serving:
             work = flash_3(work, device, self._library)
         found = point(work, serving=self._serving, library=self._library)
@@ -78,12 +87,21 @@ class Fitted:
             step = work.seq_len == 1
             said = f"{answer.source}, a {'step' if step else 'scan'} of the delta rule's of as many bytes"
             answer = answer._replace(sigma=max(answer.sigma, STEP_SIGMA if step else SCAN_SIGMA), source=said)
-        if getattr(work, "backward", False) and isinstance(work, Scan | Convolution):
+        if isinstance(work, Convolution) and work.backward:
             # forwards were measured alone: as many operations and bytes more as the backward has
             return answer._replace(sigma=max(answer.sigma, SCAN_SIGMA), source=answer.source + ", backward by its work")
         if self._flash == 1 and curve.op in ("flash_fwd", "flash_bwd"):
             return answer._replace(seconds=answer.seconds / FIRST_FLASH, source=answer.source + ", as FlashAttention 1")
         return answer
+
+    def _scan_back(self, work: Scan, device: Device) -> Estimate | None:
+        """A backward of a scan as so many of its forward: of the tables' engines, none trains."""
+        one = self(msgspec.structs.replace(work, backward=False), device)
+        if one is None:
+            return None
+        sigma = max(one.sigma, SCAN_SIGMA)
+        said = f"{one.source}, {SCAN_BACKWARD:g} forwards"
+        return one._replace(seconds=one.seconds * SCAN_BACKWARD, sigma=sigma, source=said)
 
     def bound(self, device: Device, ops: tuple[str, ...], dtype: str, like: str = "") -> tuple[BoundCurve, ...]:
         """The curves that answer, nearest first, bound once: a device's own, or its relatives' together. None where the
@@ -97,7 +115,8 @@ class Fitted:
     def _bound(self, device: Device, ops: tuple[str, ...], dtype: str, like: str) -> tuple[BoundCurve, ...]:
         known = KIN if self._serving else TRAINED
         kin = known.get(dtype, (dtype,)) if not like else STORED_KIN.get(dtype, (dtype,)) + known.get(like, (like,))
-        curves = curves_for(self.profiles, self.spreads, device, ops, dtype, kin)
+        known_to = self._alike if ops and ops[0] in KERNELS_ALIKE else self.profiles
+        curves = curves_for(known_to, self.spreads, device, ops, dtype, kin)
         matrix = not self._serving and dtype != "fp32" and "gemm" in ops
         if matrix and self._outdated(device):
             return ()
@@ -229,6 +248,10 @@ def link(
     known, spreads = profiles(folder, serving=serving)
     if folder is None:
         known = known | measured_few(known)
+    alike = known if serving else profiles(folder, serving=True)[0] | (measured_few(known) if folder is None else {})
     if without:
         known, spreads = {n: p for n, p in known.items() if n != without}, spreads.without(without)
-    return Fitted(known, spreads, serving=serving, flash=flash, fused=fused, fastest=fastest, library=library)
+        alike = {n: p for n, p in alike.items() if n != without}
+    return Fitted(
+        known, spreads, serving=serving, flash=flash, fused=fused, fastest=fastest, library=library, alike=alike
+    )

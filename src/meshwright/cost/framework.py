@@ -35,6 +35,10 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         attention: the attention kernel; ``flash`` the generation of FlashAttention it is on every device (0: the newest
             that the device has).
         loss, dropout: the loss kernels; whether dropout is applied.
+        softmax_keys: the longest rows of stored scores that its fused softmax takes, by fours, and operators of their
+            own take the others (``cost/softmax.py``); 0 where one kernel takes all.
+        sequence_first: activations are [sequence, row, feature], so that kernels which want a row's tokens together
+            have them copied where there are several rows.
         parallel: attention and the MLP of a block are computed side by side.
         fused: operators that are one kernel though chains of pointwise kernels are not (``ring merge``).
         streams: slices of a product run on several streams.
@@ -69,6 +73,8 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     flash: int = 0
     loss: str = "eager"
     dropout: bool = False
+    softmax_keys: int = 0
+    sequence_first: bool = False
     overlap: tuple[str, ...] = ("dp", "pp")
     parallel: bool = False
     fused: tuple[str, ...] = ()

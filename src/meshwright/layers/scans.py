@@ -18,7 +18,7 @@ from meshwright.layers.pieces import Context, Piece, entering, linear, regather
 from meshwright.layers.placed import enter
 from meshwright.spec.mixers import GatedDelta, Mamba, Mamba2
 from meshwright.spec.workload import Train
-from meshwright.work import Collective, Convolution, Elementwise, Gemm, Scan
+from meshwright.work import SEQUENCES_TOGETHER, Collective, Convolution, Elementwise, Gemm, Scan
 
 if TYPE_CHECKING:
     from meshwright.plan import Plan
@@ -118,6 +118,17 @@ def _convolution(c: Context, channels: int, kernel: int) -> Piece:
     )
 
 
+def _together(c: Context, name: str, width: int) -> list[Piece]:
+    """Return the copy that software whose activations are [sequence, row, feature] makes of `width` features for
+    kernels that want a row's tokens together, and of their gradients; none of one row, which is so as it is
+    (Megatron-LM, megatron/core/ssm/mamba_mixer.py: rearrange and contiguous in front of the convolution and behind the
+    scan)."""
+    if c.plan.pipeline.microbatch == 1:
+        return []
+    copy = Elementwise(num_bytes=2 * c.tokens * width * c.element, fused=True, operator=SEQUENCES_TOGETHER)
+    return [Piece(name=name, forward=copy, backward=copy)]
+
+
 def _scan(c: Context, scan: Scan, saved: float) -> Piece:
     """Return the piece of a scan, which saves its inputs and recomputes states in its backward. Documents in a row cost
     nothing more: at their borders the decay is to zero."""
@@ -154,16 +165,21 @@ def mamba2(c: Context, spec: Mamba2) -> list[Piece]:
         v_dim=spec.head_dim,
         chunk=spec.chunk,
     )
+    convolution = _convolution(c, inner + maps, spec.kernel)
     body = [
-        _convolution(c, inner + maps, spec.kernel),
+        convolution,
         _scan(c, scan, c.tokens * (inner + maps + 2 * heads) * c.element),
+        # its output is not kept (mamba_split_conv1d_scan_combined of state-spaces/mamba, which its layers train with)
+        Piece(name="mixer convolution again", backward=convolution.forward),
     ]
     # fewer groups than ranks: each rank that shares a group gets its maps
     sent = inner + maps * max(1, cp // groups) + heads
     body = _apart(c, inner + maps, spec.kernel, scan, body) if handed(c) else _whole(c, sent, inner, body)
     return [
         *_into(c, 2 * inner + maps + heads, bias=spec.bias),
+        *_together(c, "mixer rows together", 2 * inner + maps + heads),
         *body,
+        *_together(c, "mixer rows apart", inner),
         _gate(c, inner, normed=True),
         *_out(c, inner, bias=spec.bias),
     ]

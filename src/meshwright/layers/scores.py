@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from meshwright.layers.pieces import Context, Piece, RingMoves
 from meshwright.spec.layers import Attention
-from meshwright.work import Collective, Elementwise, Gemm
+from meshwright.work import Collective, Elementwise, Gemm, Scores
 
 
 def stored_scores(c: Context, spec: Attention, heads: int, queries: int, keys: int) -> list[Piece]:
@@ -29,7 +29,7 @@ def stored_scores(c: Context, spec: Attention, heads: int, queries: int, keys: i
             core=True,
             saved=2 * kv,
         ),
-        _softmax(c, float(batch) * queries * keys),
+        _softmax(c, batch, queries, keys),
         Piece(
             name="attention weighted sum",
             forward=product(spec.v_head_dim, keys),
@@ -40,12 +40,20 @@ def stored_scores(c: Context, spec: Attention, heads: int, queries: int, keys: i
     ]
 
 
-def _softmax(c: Context, scores: float) -> Piece:
-    e, masked = c.element, c.train.dropout
+def _softmax(c: Context, batch: int, queries: int, keys: int) -> Piece:
+    e, masked, scores = c.element, c.train.dropout, float(batch) * queries * keys
+
+    def work(passes: int, backward: bool) -> Elementwise:
+        return Elementwise(
+            num_bytes=scores * (passes * e + (2 * e + 1 if masked else 0)),
+            kernels=2 if masked else 1,
+            scores=Scores(batch=batch, queries=queries, keys=keys, backward=backward),
+        )
+
     return Piece(
         name="attention softmax",
-        forward=Elementwise(num_bytes=scores * (2 * e + (2 * e + 1 if masked else 0)), kernels=2 if masked else 1),
-        backward=Elementwise(num_bytes=scores * (3 * e + (2 * e + 1 if masked else 0)), kernels=2 if masked else 1),
+        forward=work(2, False),
+        backward=work(3, True),
         core=True,
         core_saved=scores * (e + (1 + e if masked else 0.0)),
     )
@@ -75,7 +83,7 @@ def ringed_scores(c: Context, spec: Attention, heads: int, kv: int, ring: int) -
         *round_of(
             "attention scores", "keys", d, product(block, d), product(d, block, 2), own_keys + batch * queries * d * e
         ),
-        _softmax(c, float(batch) * queries * keys),
+        _softmax(c, batch, queries, keys),
         *round_of(
             "attention weighted sum",
             "values",

@@ -90,7 +90,7 @@ def _issue_us(work: Work, costs: Costs, per_kernel: float) -> float:
         return per_kernel + work.groups * min(per_kernel, LOOPED_CALL_US)
     if not isinstance(work, Elementwise):
         return per_kernel * (2 if costs.adds_apart(work) else 1)
-    return per_kernel * work.kernels * costs.passes(work)
+    return per_kernel * costs.as_issued(work).kernels * costs.passes(work)
 
 
 @lru_cache(maxsize=512)

@@ -14,6 +14,7 @@ from meshwright import schedules
 from meshwright.cost import Framework, frameworks, load_framework
 from meshwright.cost.framework import usual_overlap
 from meshwright.cost.reached import seconds_of
+from meshwright.cost.softmax import rows_for_fused
 from meshwright.cost.unknown import middle
 from meshwright.errors import MeshwrightError
 from meshwright.lower.partition import by_thresholds
@@ -335,6 +336,9 @@ def _plan(
     microbatch = whole(row, "micro_batch_seqs")
     if not microbatch:
         microbatch = 4 if pp == 1 else 1
+        # nobody who could choose ran without the fused softmax
+        more = rows_for_fused(max(1, whole(row, "heads", 1) // tp) * microbatch) if usual.softmax_keys else 1
+        microbatch *= more if train.global_batch % (dp * microbatch * more) == 0 else 1
         assumed.append("microbatch")
     if usual.cuts and pp > 1 and whole(row, "grad_accum", 1) <= 1 and microbatch % pp == 0:
         microbatch //= pp
