@@ -16,9 +16,9 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def no_kept_ranks():
-    """Processes that a module's tests have kept end with it."""
+    """Processes that tests have kept end with the session."""
     yield
     if "tests.run.processes" in sys.modules:
         sys.modules["tests.run.processes"].end_kept()

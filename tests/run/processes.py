@@ -21,6 +21,7 @@ import torch.distributed.fsdp
 import torch.distributed.pipelining
 
 from meshwright.run.ahead import load_ahead
+from meshwright.run.environment import keep_memory, run_in_batch
 from tests.run import plain
 
 load_ahead()
@@ -46,30 +47,35 @@ def launch(num_ranks: int, function, *args, timeout_s: float = 120.0) -> list[An
         return [plain.read(Path(folder) / f"{r}.out") for r in range(num_ranks)]
 
 
-#: Calls that ranks are kept for: what each leaves behind, in memory above all, adds up.
-MOST_CALLS = 100
+#: Calls that ranks are kept for: what each leaves behind, in memory above all, adds up. And ranks that are kept.
+MOST_CALLS, MOST_RANKS = 100, 16
 #: Linux's ``prctl`` that has a signal sent to a process whose parent ends.
 _PDEATHSIG = 1
 
 
 def launch_kept(num_ranks: int, function, *args, timeout_s: float = 120.0) -> list[Any]:
-    """As :func:`launch`, in processes that are kept for the next call of as many: a fork, a group and the pages that a
-    process touches first cost several times what a step of a small model does. `function` is one of a module, `args`
-    can be pickled, and neither depends on what a test has patched, or leaves anything patched.
+    """As :func:`launch`, in processes that are kept for the next call of as many, of whichever test: a fork, a group and
+    the pages that a process touches first cost several times what a step of a small model does. `function` is one of a
+    module, `args` can be pickled, and neither depends on what a test has patched, or leaves anything patched.
 
     Raises:
         AssertionError: as :func:`launch`; the processes are ended and not used again.
     """
-    found = _kept.get(num_ranks)
-    if found is None or found.calls == MOST_CALLS:
-        if found is not None:
-            found.close()
-        found = _kept[num_ranks] = KeptRanks(num_ranks)
+    found = _kept.pop(num_ranks, None)
+    if found is not None and found.calls == MOST_CALLS:
+        found.close()
+        found = None
+    if found is None:
+        while sum(_kept) + num_ranks > MOST_RANKS and _kept:
+            _kept.pop(next(iter(_kept))).close()  # those that were not called for longest
+        found = KeptRanks(num_ranks)
     try:
-        return found.call(function, args, timeout_s)
+        answer = found.call(function, args, timeout_s)
     except BaseException:
-        _kept.pop(num_ranks).close()
+        found.close()
         raise
+    _kept[num_ranks] = found
+    return answer
 
 
 def end_kept() -> None:
@@ -80,7 +86,8 @@ def end_kept() -> None:
 
 class KeptRanks:
     """Joined processes that run one call after another. What they are told comes by a pipe each, what they return by
-    files, a folder a call."""
+    files, a folder a call. Between calls they are stopped: the threads of a group look about 100 times a second,
+    whether or not anything happens."""
 
     def __init__(self, num_ranks: int):
         self.calls, self.children, self.pipes = 0, [], []
@@ -101,16 +108,26 @@ class KeptRanks:
         place = Path(self.folder.name) / str(self.calls)
         place.mkdir()
         told = pickle.dumps((function, args, str(place)))
-        for pipe in self.pipes:
+        deadline = time.monotonic() + timeout_s
+        for child in self.children:
+            self._await_stop(child, place, deadline)
+        for child, pipe in zip(self.children, self.pipes, strict=True):
+            os.kill(child, signal.SIGCONT)
             _send(pipe, told)
         files = [place / f"{rank}.out" for rank in range(len(self.children))]
-        deadline = time.monotonic() + timeout_s
         while not all(file.exists() for file in files):
             if any(place.glob("*.err")) or time.monotonic() > deadline or self._ended():
                 time.sleep(0.2)  # the others' own errors, if they have any
                 raise AssertionError(_errors(place) or "a rank that is kept ended or hung without an error")
             time.sleep(0.002)
         return [plain.read(file) for file in files]
+
+    def _await_stop(self, child: int, place: Path, deadline: float) -> None:
+        """Wait until a rank is done with the call before, and has stopped."""
+        while not os.waitid(os.P_PID, child, os.WSTOPPED | os.WNOHANG):
+            if time.monotonic() > deadline or self._ended():
+                raise AssertionError(_errors(place.parent) or "a rank that is kept ended or hung between calls")
+            time.sleep(0.001)
 
     def _ended(self) -> bool:
         return any(os.waitid(os.P_PID, c, os.WEXITED | os.WNOHANG | os.WNOWAIT) for c in self.children)
@@ -149,10 +166,9 @@ def _serve(rank: int, num_ranks: int, pipe: int, folder: str) -> None:
     where = Path(folder)
     try:
         ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
-        torch.set_num_threads(1)
-        if num_ranks > 1:
-            dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=num_ranks)
+        _join(rank, num_ranks, folder)
         while True:
+            os.kill(os.getpid(), signal.SIGSTOP)
             (length,) = struct.unpack("q", _receive(pipe, 8))
             function, args, place = pickle.loads(_receive(pipe, length))
             where = Path(place)
@@ -160,6 +176,7 @@ def _serve(rank: int, num_ranks: int, pipe: int, folder: str) -> None:
             plain.write(where / f"{rank}.part", function(rank, *args))
             (where / f"{rank}.part").rename(where / f"{rank}.out")
             function = args = None
+            where = Path(folder)
             _end_groups()
     except BaseException:
         (where / f"{rank}.err").write_text(traceback.format_exc())
@@ -169,9 +186,18 @@ def _serve(rank: int, num_ranks: int, pipe: int, folder: str) -> None:
         os._exit(1)
 
 
+def _join(rank: int, num_ranks: int, folder: str) -> None:
+    """Be a rank as the product's are: one thread, memory that is kept, and threads that wait for a core."""
+    torch.set_num_threads(1)
+    keep_memory()
+    if num_ranks > 1:
+        run_in_batch()  # before the group's threads are there
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=num_ranks)
+
+
 def _end_groups() -> None:
-    """End the groups that a call has made, once all ranks are done with it: each has a thread that looks about 100
-    times a second, whether or not anything happens, and those of a few calls took more of the cores than the next."""
+    """End the groups that a call has made, once all ranks are done with it: each has threads, and those of a few calls
+    took more of the cores than the next."""
     if not dist.is_initialized():
         return
     dist.barrier()
@@ -186,9 +212,7 @@ def _child(rank: int, num_ranks: int, function, args, folder: str) -> None:
     code = 1
     gc.freeze()  # as ranks of the product do
     try:
-        torch.set_num_threads(1)
-        if num_ranks > 1:
-            dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=num_ranks)
+        _join(rank, num_ranks, folder)
         out = function(rank, *args)
         temporary = Path(folder) / f"{rank}.part"
         plain.write(temporary, out)

@@ -37,8 +37,9 @@ def counted(rank: int, model, text: str, train):
         bytes_sent.extend(op.tensor.nbytes for op in ops if op.op is dist.isend)
         return real(ops)
 
-    dist.batch_isend_irecv = watched
-    _, _, sent = codes.trained(rank, model, text, train, 1, local.FP32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "batch_isend_irecv", watched)
+        _, _, sent = codes.trained(rank, model, text, train, 1, local.FP32)
     return sum(bytes_sent), sent
 
 
@@ -83,10 +84,11 @@ def helped(rank: int, model, text: str):
         sent[-1] += sum(op.tensor.nbytes for op in ops if op.op is dist.isend)
         return real(ops)
 
-    dist.batch_isend_irecv = watched
-    for step in range(3):
-        sent.append(0)
-        losses.append(trainer.step(batch(TRAIN, model.vocab, step, plan.trainers, rank % plan.trainers)).loss)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "batch_isend_irecv", watched)
+        for step in range(3):
+            sent.append(0)
+            losses.append(trainer.step(batch(TRAIN, model.vocab, step, plan.trainers, rank % plan.trainers)).loss)
     return losses, local.state(trainer), sent
 
 

@@ -41,13 +41,14 @@ def _by_hand(rank: int):
         chosen.setdefault(router.info.name, []).append(out[2].tolist())
         return out
 
-    meshwright.run.moe.route = watched
     plan = parse("tp1 mb4").on(1)
     trainer = Trainer(MODEL, plan, TRAIN, build(plan), settings=Settings(precision="float64"))
     biases = []
-    for step in range(2):
-        trainer.step(batch(TRAIN, MODEL.vocab, step))
-        biases.append([m.bias.tolist() for m in trainer.routers])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(meshwright.run.moe, "route", watched)
+        for step in range(2):
+            trainer.step(batch(TRAIN, MODEL.vocab, step))
+            biases.append([m.bias.tolist() for m in trainer.routers])
     return biases, list(chosen.values())
 
 
