@@ -54,9 +54,9 @@ _PDEATHSIG = 1
 
 
 def launch_kept(num_ranks: int, function, *args, timeout_s: float = 120.0) -> list[Any]:
-    """As :func:`launch`, in processes that are kept for the next call of as many, of whichever test: a fork, a group and
-    the pages that a process touches first cost several times what a step of a small model does. `function` is one of a
-    module, `args` can be pickled, and neither depends on what a test has patched, or leaves anything patched.
+    """As :func:`launch`, in processes that are kept for the next call of as many, of whichever test: a fork, a group
+    and the pages that a process touches first cost several times what a step of a small model does. `function` is one
+    of a module, `args` can be pickled, and neither depends on what a test has patched, or leaves anything patched.
 
     Raises:
         AssertionError: as :func:`launch`; the processes are ended and not used again.
