@@ -38,6 +38,18 @@ def test_the_middle_weighs_families_alike_and_stacks_that_evidence_does_not_fit_
     assert found.passes_sigma == LEAST_APART  # 0.29 by hand, and never less than the least
 
 
+def test_operands_of_8_bits_are_no_eager_stack_s_unless_somebody_says_so():
+    """By hand: of stacks of 16 bits the eager one misses the precision and the kernels and weighs a hundredth, the
+    others a tenth; a word for the kernels stands instead."""
+    known = tuple(
+        stack(kind, passes, kernels=kind) for kind, passes in (("eager", 8.0), ("compiled", 2.0), ("fused", 1.0))
+    )
+    quantised, said, wide = (middle(e, known=known) for e in (Evidence(8), Evidence(8, kernels="eager"), Evidence(16)))
+    assert quantised.elementwise_passes == pytest.approx(exp((log(2) / 10 + log(8) / 100) / 0.21), rel=0.01)
+    assert said.elementwise_passes == pytest.approx(exp((log(8) / 10 + log(2) / 100) / 0.12), rel=0.01)
+    assert wide.elementwise_passes == pytest.approx(exp(log(16) / 3), rel=0.01)
+
+
 def test_what_is_left_out_has_no_part_in_the_middle():
     assert middle(Evidence(), {"b", "b2", "c"}, STACKS).elementwise_passes == pytest.approx(2.0)
     every = frozenset(frameworks()) - {"nanotron"}

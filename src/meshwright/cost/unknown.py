@@ -44,8 +44,8 @@ KINDS = ("eager", "compiled")
 
 class Evidence(NamedTuple):
     """The facts of a question that tell kinds of stack apart: ``bits`` of the operands of its products, whether it is
-    ``old``, of before FlashAttention, the kind of its ``kernels``, "" where nobody says, and the generation of
-    FlashAttention that it runs, 0 for the device's own and None where nobody says."""
+    ``old``, of before FlashAttention, the kind of its ``kernels`` ("" where nobody says; 8 bits are no eager stack's),
+    and the generation of FlashAttention that it runs, 0 for the device's own and None where nobody says."""
 
     bits: int = 16
     old: bool = False
@@ -125,11 +125,10 @@ def likened(one: Framework, known: Iterable[Framework]) -> Framework:
 
 
 def _weight(one: Framework, found: Evidence) -> float:
-    fits = (
-        found.bits in one.bits,
-        found.old == (one.defaults.attention == "unfused"),
-        not found.kernels or found.kernels == one.kernels,
-    )
+    # operands of 8 bits are quantised in kernels that hold more (Transformer Engine's) or are compiled (torchao's),
+    # else it costs what the faster products save
+    alike = one.kernels == found.kernels if found.kernels else found.bits == 16 or one.kernels != "eager"
+    fits = (found.bits in one.bits, found.old == (one.defaults.attention == "unfused"), alike)
     return MISMATCH ** fits.count(False)
 
 
