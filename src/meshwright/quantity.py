@@ -59,7 +59,9 @@ def each(value: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """A duration in the unit that reads best: ``1.23 ms``, ``4.56 s``, ``3.2 h``, ``12.1 days``."""
+    """A duration in the unit that reads best: ``1.23 ms``, ``4.560 s``, ``669 s``, ``3.2 h``, ``12.1 days``."""
+    if 600.0 <= abs(value) < 3600.0:
+        return f"{value:,.0f} s"
     for limit, scale, unit in (
         (1e-3, 1e6, "us"),
         (1.0, 1e3, "ms"),

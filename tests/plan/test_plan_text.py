@@ -78,6 +78,22 @@ def test_unknown_words_bad_values_and_contradictions_come_at_once_with_their_pla
         assert said in text
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("tp=8 pp4", "write tp8: "),
+        ("tp=8,pp=4", "write tp8 pp4: "),
+        ("tp8,pp4,fsdp", "write tp8 pp4 fsdp: "),
+        ("overlap=dp,gpu", "choose among"),
+        ("colour=3", "did you mean"),
+    ],
+)
+def test_words_that_are_written_as_elsewhere_are_written_anew(text, said):
+    with pytest.raises(MeshwrightError) as caught:
+        parse(text)
+    assert said in caught.value.diagnostics[0].help
+
+
 def test_a_misspelt_word_is_met_with_the_nearest():
     with pytest.raises(MeshwrightError, match="did you mean interleaved") as caught:
         parse("interleavd")

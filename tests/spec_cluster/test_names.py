@@ -156,6 +156,13 @@ def test_a_device_is_found_by_each_of_its_names_and_no_two_share_one():
     assert cluster_module._device_file("no_such_device") is None
 
 
+@pytest.mark.parametrize(("text", "said"), [("4x8h100", "write 8xh100"), ("4x8xh1000", "did you mean h100")])
+def test_a_count_that_no_x_follows_is_written_anew(text, said):
+    with pytest.raises(MeshwrightError, match="C001") as error:
+        load(text)
+    assert said in error.value.diagnostics[0].help
+
+
 @pytest.mark.parametrize("text", ["2xhere", "here"])
 def test_a_machine_that_is_not_measured_says_how_to(text, tmp_path, monkeypatch):
     monkeypatch.setenv("MESHWRIGHT_HOME", str(tmp_path))

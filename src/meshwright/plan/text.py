@@ -103,7 +103,9 @@ def _said(text: str, place: str) -> Said:
         try:
             settings = _settings(word)
         except MeshwrightError as error:
-            found += [msgspec.structs.replace(d, place=f"{place} {text!r}: {word}") for d in error.diagnostics]
+            help = _respelled(word)
+            for d in error.diagnostics:
+                found.append(msgspec.structs.replace(d, place=f"{place} {text!r}: {word}", help=help or d.help))
             continue
         for facet, attribute, value in settings:
             before = said.get((facet, attribute))
@@ -148,6 +150,21 @@ def _settings(word: str) -> Settings:
         else:
             return _valued(field, field.form.read(match[2]), f"{word}: {match[1]} is {field.form.wanted}")
     return _looked_up(word)
+
+
+def _respelled(word: str) -> str:
+    """A help line for a word that is legal ones with commas between them, or a size behind ``=``; else ""."""
+    parts = [part for part in word.split(",") if part]
+    sizes = [re.fullmatch(r"([a-z]+)=(\d+)", part) for part in parts]
+    parts = [f"{s[1]}{s[2]}" if s and s[1] in numbered_words() else part for part, s in zip(parts, sizes)]
+    if " ".join(parts) == word:
+        return ""
+    try:
+        for part in parts:
+            _settings(part)
+    except MeshwrightError:
+        return ""
+    return f"write {' '.join(parts)}: words of a plan have spaces between them, and a size follows its name"
 
 
 def _valued(field: Field, value: Any, problem: str) -> Settings:

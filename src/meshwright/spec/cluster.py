@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 
@@ -205,7 +206,10 @@ def _unknown(what: str, name: str, place: str) -> Diagnostic:
     if _plain(name) == HERE:
         help = "this machine is not measured yet: meshwright calibrate --here --quick"
         return Diagnostic(code="C001", message=f"unknown {what} {name!r}", place=place, help=help)
-    return Diagnostic(code="C001", message=f"unknown {what} {name!r}", place=place, help=nearest(_plain(name), choices))
+    counted = re.fullmatch(r"(\d+)_?([a-z].*)", _plain(name))
+    apart = counted and counted[2] in choices  # a count with no x behind it
+    help = f"write {counted[1]}x{counted[2]}" if apart else nearest(_plain(name), choices)
+    return Diagnostic(code="C001", message=f"unknown {what} {name!r}", place=place, help=help)
 
 
 def _plain(name: str) -> str:

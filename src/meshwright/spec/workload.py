@@ -284,11 +284,11 @@ def parse(text: str, *, place: str = "--train", base: Path = Path()) -> Train:
     for key, value in given.items():
         if key not in _READERS:
             help = f"write phase={key}" if key in PHASES else meant(key, list(_READERS))
-            found.append(
-                Diagnostic(
-                    code="W001", message=f"unknown workload key {key!r}", place=f"{place} {key}={value}", help=help
-                )
-            )
+            message, where = f"unknown workload key {key!r}", f"{place} {key}={value}"
+            if not value and key not in PHASES:
+                message, where = f"{key!r} does not say of what it is the value", f"{place} {text!r}"
+                help = "a workload is KEY=VALUE with commas between them: batch=512,seq=8192"
+            found.append(Diagnostic(code="W001", message=message, place=where, help=help))
             continue
         name, reader, wanted = _READERS[key]
         try:
