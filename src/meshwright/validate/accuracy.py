@@ -76,8 +76,9 @@ DECLARED = """Chosen once, looking at the rows, and not again in each fold:
   of layers without experts: Megatron-Bridge's guide advises them, and that these jobs had them was seen in steps of
   LoRA on 64 devices and more, which would take longer to issue kernel by kernel than they took);
 - for unknown software that stacks which evidence does not fit weigh a tenth, that products in fp16 are of the time
-  before FlashAttention, that those of 8 bits are of fused or compiled kernels (with software left out
-  Megatron-Bridge's rows came from 25% to 20% by it, MLPerf's from 23% to 20%), and that FlashAttention is in every stack of 2022.9 and later;
+  before FlashAttention, that those of 8 bits are of fused or compiled kernels (with software left out Megatron-Bridge's
+  rows came from 25% to 20% by it, MLPerf's from 23% to 20%), and that FlashAttention is in every stack of 2022.9 and
+  later;
 - the spread of the default's steps, which was set by the coverage above, so that coverage and high over low of unknown
   software are in part fitted; the cap of 10 ms on a step's own host time; which profiles do not vote for the middle;
 - how far apart devices, precisions and the roofline are for curves that are carried, the power by which these weigh,
