@@ -15,7 +15,7 @@ from meshwright.run.settings import Settings
 from meshwright.run.trainer import Trainer
 from meshwright.spec.workload import Train
 from tests.run import small
-from tests.run.processes import launch as forked
+from tests.run.processes import launch_kept as forked
 
 PART, STEPS, LR = 0.1, 4, 0.3
 MODEL = small.llama(layers=2, tied_embeddings=True)

@@ -14,7 +14,7 @@ from meshwright.spec.cluster import load
 from meshwright.spec.workload import Train
 from meshwright.spec.workload import parse as parse_train
 from tests.run import codes, local, small
-from tests.run.processes import launch
+from tests.run.processes import launch_kept as launch
 
 TRAIN = Train(global_batch=8, seq_len=16, dtype="fp32", optimizer="momentum", clusters=2)
 

@@ -15,7 +15,7 @@ from meshwright.run.settings import Settings
 from meshwright.run.trainer import Trainer
 from meshwright.spec.workload import Train
 from tests.run import small
-from tests.run.processes import launch
+from tests.run.processes import launch_kept as launch
 from tests.simulate.test_cores import cluster
 
 TRAIN = Train(global_batch=4, seq_len=64, dtype="fp32")

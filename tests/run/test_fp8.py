@@ -11,7 +11,7 @@ from meshwright.plan.executable import unexecutable
 from meshwright.run import fp8
 from meshwright.run.linear import grouped_matmul, matmul
 from meshwright.spec.workload import Lora, Train
-from tests.run.processes import launch
+from tests.run.processes import launch_kept as launch
 from tests.run.small import llama, train_steps
 
 TRAIN = Train(global_batch=4, seq_len=16, dtype="fp8")

@@ -22,7 +22,7 @@ from meshwright.run.settings import Settings
 from meshwright.run.trainer import Trainer
 from meshwright.spec.workload import Train
 from tests.run import small
-from tests.run.processes import launch
+from tests.run.processes import launch_kept as launch
 
 TRAIN = Train(global_batch=4, seq_len=16, dtype="fp32")
 SETTINGS = Settings(precision="float64", lr=1e-2, clip=0.0)

@@ -18,7 +18,7 @@ from meshwright.run.trainer import Trainer
 from meshwright.spec.cluster import load
 from meshwright.spec.workload import Train
 from tests.run import local
-from tests.run.processes import launch
+from tests.run.processes import launch_kept as launch
 from tests.run.small import differences, llama
 
 TRAIN = Train(global_batch=4, seq_len=16, dtype="fp32")

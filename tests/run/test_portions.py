@@ -13,7 +13,7 @@ from meshwright.run.loss import cross_entropy
 from meshwright.run.portions import cuts
 from meshwright.run.record import Recorder, install
 from meshwright.spec.workload import parse
-from tests.run.processes import launch
+from tests.run.processes import launch_kept as launch
 from tests.run.small import assemble, differences, gpt, llama, train_steps
 
 #: Relative to each tensor's largest element: sums in another order.

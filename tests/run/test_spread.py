@@ -17,7 +17,7 @@ from meshwright.run.settings import Settings
 from meshwright.spec.workload import Train
 from meshwright.spec.workload import parse as parse_train
 from tests.run import local, small
-from tests.run.processes import launch
+from tests.run.processes import launch_kept as launch
 
 TRAIN = Train(global_batch=8, seq_len=16, dtype="fp32", optimizer="sgd", grow=0.5, most=64, align=0.9)
 

@@ -32,7 +32,7 @@ class Adversary:
         self.pipeline, self.mesh, self.part, self.ready = pipeline, mesh, part, False
         self.groups = [mesh["cp"], *([mesh["tp"]] if sharded else [])]
         embeds = any(stage.embedding is not None for stage in pipeline.stages.values())
-        self.values = torch.zeros(shape, dtype=pipeline.message().dtype, device=mesh.device) if embeds else None
+        self.values = torch.zeros(shape, dtype=pipeline.message(0).dtype, device=mesh.device) if embeds else None
         self.leaves: dict[int, torch.Tensor] = {}
 
     def both(self, passes: Sequence[Pass]) -> list[Pass]:
