@@ -107,6 +107,8 @@ def test_words_of_feeds_images_rollouts_tables_and_graphs_are_explained(word):
     ("word", "name"),
     [
         ("$/Mtok", "money"),
+        ("launch overhead", "host"),
+        ("memory passes", "framework_profile"),
         ("80% interval", "interval"),
         ("fits with a probability", "p_fit"),
         ("lock server", "buckets"),
