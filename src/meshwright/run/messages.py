@@ -1,14 +1,18 @@
-"""Messages between the stages of a pipeline: hidden states of tokens, or maps of images."""
+"""Messages between the stages of a pipeline: hidden states of tokens, or maps of images; and whether ranks share the
+tokens of hidden states at all."""
 
 from __future__ import annotations
 
 from math import isqrt
 from typing import TYPE_CHECKING
 
+import msgspec
 import torch
 
 from meshwright.lower.partition import stage_layers
+from meshwright.plan import Plan
 from meshwright.spec import naming
+from meshwright.spec.model import Model
 
 if TYPE_CHECKING:
     from meshwright.run.trainer import Trainer
@@ -28,3 +32,11 @@ def message_of(trainer: Trainer, stage: int) -> torch.Tensor:
     side = isqrt(flow.length(trainer.train.seq_len))
     sizes = (trainer.shape.together, flow.hidden, side, side)
     return torch.empty(sizes, dtype=trainer.types.compute, device=trainer.mesh.device)
+
+
+def with_whole_tokens(plan: Plan, model: Model) -> Plan:
+    """Return a plan without sequence parallelism where each part of a block has a stream of its own: its ranks share no
+    tokens between regions."""
+    if all(getattr(block, "ways", 1) == 1 for block in model.blocks):
+        return plan
+    return msgspec.structs.replace(plan, layout=msgspec.structs.replace(plan.layout, sp=False))

@@ -16,14 +16,12 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from meshwright.plan import Plan
 from meshwright.run.collect import copy_to, sum_over
 from meshwright.run.mesh import AxisGroup
 from meshwright.run.overlapped import SumUnderWay
 from meshwright.run.parts import Mlp, Norm, Pass, Shared, dropped
 from meshwright.run.self_attention import AttentionModule
 from meshwright.spec.layers import Block
-from meshwright.spec.model import Model
 
 
 class _Begun(torch.autograd.Function):
@@ -118,14 +116,6 @@ class StreamsBlock(nn.Module):
     def _site(self, number: int, half: int) -> int:
         """The number of a place that drops, another for each part of each block."""
         return 2 * (number * self.shared.model.num_layers + self.layer) + half
-
-
-def with_whole_tokens(plan: Plan, model: Model) -> Plan:
-    """Return a plan without sequence parallelism where each part of a block has a stream of its own: its ranks share no
-    tokens between regions."""
-    if all(getattr(block, "ways", 1) == 1 for block in model.blocks):
-        return plan
-    return msgspec.structs.replace(plan, layout=msgspec.structs.replace(plan.layout, sp=False))
 
 
 def _alone(shared: Shared) -> Shared:

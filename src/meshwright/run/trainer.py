@@ -38,7 +38,7 @@ from meshwright.run.lessons import Lessons
 from meshwright.run.links import Link
 from meshwright.run.lora.base import Base
 from meshwright.run.mesh import ProcessMesh
-from meshwright.run.messages import message_of
+from meshwright.run.messages import message_of, with_whole_tokens
 from meshwright.run.microbatches import grouped, passes_of
 from meshwright.run.optimizer import Optimizer, stepping
 from meshwright.run.parameters import Maker
@@ -55,7 +55,6 @@ from meshwright.run.routing import routers
 from meshwright.run.selection_bias import SelectionBiases
 from meshwright.run.settings import Settings
 from meshwright.run.spread import SpreadByPart, part_of_name
-from meshwright.run.streams import with_whole_tokens
 from meshwright.run.sync import PARTS, Bucket
 from meshwright.schedules.actions import Actions
 from meshwright.spec import naming
