@@ -24,7 +24,8 @@ which are put over the plan together, or --try all: each alone, ranked by what i
 With --feed beside --train words of the feed, such as workers=16: the step with its data before and after.
 
 With --serve in place of --train techniques of serving: --try all, or words of the engine and of the plan, such as
-policy=sarathi,prefix_cache=yes.
+policy=sarathi,prefix_cache=yes. --records FILE keeps what was found, and --try learned has such records (of FILE, else
+of the catalog) choose one for a question that is not in them: it alone is simulated.
 
 Exit code 0: the changed plan (of all: one of them) fits; 1: it does not; 2: the question is wrong or the recipe illegal
 on this plan."""
@@ -45,6 +46,7 @@ class WhatifOptions(msgspec.Struct, frozen=True, kw_only=True):
     plan: options.text("PLAN", "Words such as 'tp8 pp4 vpp5 zero1', or a .toml file: meshwright explain plan.") = ""
     feed: options.text("FEED", "workers=8,read=2GB/s: where steps get their data: meshwright explain feed.") = ""
     recipes: options.text("ID[,ID...]", "Papers whose recipes are put over the plan, or all.", name="try") = ""
+    records: options.text("FILE", "With --serve: what techniques gained, one line of JSON each.") = ""
     framework: options.text("NAME", "Whose host and memory costs: meshwright catalog frameworks.") = ""
     report: options.text("FILE", "Write it as one offline HTML file.") = ""
     json: options.JSON = False
@@ -59,7 +61,7 @@ def run(argv: list[str]) -> int:
 
         wrong += options.missing({"recipes": given.recipes}, TRY, command="whatif")
         return whatif_served(question, given, wrong)
-    wrong += unserved(given, ("slo",), "whatif")
+    wrong += unserved(given, ("slo", "records"), "whatif")
     wrong += options.missing(msgspec.structs.asdict(question), WANTED, command="whatif")
     wrong += options.missing({"recipes": given.recipes}, TRY, command="whatif")
     wrong += unwritable(given.report, "--report")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -13,11 +13,20 @@ from meshwright.cli.question import Question, read_parts
 from meshwright.cli.serving import SERVED, bounded
 from meshwright.errors import Diagnostic, MeshwrightError
 
-ALL = "all"
+if TYPE_CHECKING:
+    from meshwright.plan import Plan
+    from meshwright.search.serving.learned import Gains
+    from meshwright.spec.cluster import Cluster
+    from meshwright.spec.model import Model
+    from meshwright.spec.requests import Requests
+    from meshwright.spec.serve import Serve
+
+ALL, LEARNED = "all", "learned"
 
 
 def whatif_served(question: Question, given: Any, wrong: list[Diagnostic]) -> int:
-    """Try every technique, or those that are said together; 0 when one keeps the objectives, 1 when none does."""
+    """Try every technique, those that are said together, or the one that records choose; 0 when one keeps the
+    objectives, 1 when none does."""
     from meshwright.answer.serving_check import oversized, refused
     from meshwright.cost.engine import engine_profile
     from meshwright.cost.standard import serving_costs
@@ -43,29 +52,76 @@ def whatif_served(question: Question, given: Any, wrong: list[Diagnostic]) -> in
         model, cluster, plan = parts
         plan = plan.on(cluster.num_devices)
         wrong += refused(plan, model, cluster, serve) + oversized(model, requests, serve.engine)
-        if given.recipes != ALL:
+        if given.recipes not in (ALL, LEARNED):
             try:
                 put_over(serve, plan, given.recipes)
             except MeshwrightError as error:
                 wrong += error.diagnostics
     if wrong:
         raise MeshwrightError(wrong)
-    tried = (
-        list(techniques(model, cluster, serve))
-        if given.recipes == ALL
-        else [Technique(given.recipes, _exact(given.recipes))]
-    )
+    said = None
+    if given.recipes == ALL:
+        tried = list(techniques(model, cluster, serve))
+    elif given.recipes == LEARNED:
+        said = _expected(given.records, model, cluster, plan, serve, requests)
+        tried = [Technique(words, True) for words in _chosen(said, model, cluster, plan, serve)]
+    else:
+        tried = [Technique(given.recipes, _exact(given.recipes))]
     profile = engine_profile(serve.engine.profile)
     evaluator = ServingEvaluator(model, cluster, serve, requests, serving_costs(profile.library), profile)
     progress = Progress("techniques", least_s=1.0)
     ranking = what_helps(evaluator, plan, tried, lambda done, total: progress("tried", done, total))
+    if given.records and said is None:
+        from meshwright.search.serving import learned
+
+        asked = learned.AskedWords(question.model, question.on, question.plan, question.serve)
+        learned.write(given.records, learned.records_of(asked, ranking))
     if given.json:
-        print_json(ranking.to_json())
+        print_json(ranking.to_json() | ({} if said is None else {"learned": msgspec.to_builtins(said)}))
     else:
         from meshwright.report.serving_whatif_text import render
 
-        render(ranking, console())
+        render(ranking, console(), said)
     return 0 if any(one.good for one in ranking.attempts) else 1
+
+
+def _expected(path: str, model: Model, cluster: Cluster, plan: Plan, serve: Serve, requests: Requests) -> Gains:
+    """Return what the records of a file say of the techniques of a question, of those that compute what it did; "" is
+    the file that is shipped.
+
+    Raises:
+        MeshwrightError: X006 for a file without records of the question's measure, or one that is none.
+    """
+    from meshwright.search.serving.evaluate import rate_of
+    from meshwright.search.serving.learned import SHIPPED, RecordedGains, features, read
+    from meshwright.search.serving.techniques import measure_of
+
+    measure = measure_of(bool(serve.objectives) and rate_of(requests) < float("inf"))
+    known = RecordedGains(read(path or SHIPPED), measure)
+    found = known.expects(features(model, cluster, plan, serve, requests), _exact) if known.questions else None
+    if found is None or not found.expected:
+        message = f"no record of {path or 'those that are shipped'} says what a technique gains in {measure}"
+        help = "whatif --serve --try all --records FILE writes some; with --slo they are of rates"
+        raise MeshwrightError.one("X006", message, place=f"--records {path}", help=help)
+    return found
+
+
+def _chosen(said: Gains, model: Model, cluster: Cluster, plan: Plan, serve: Serve) -> list[str]:
+    """Return the technique that is said to gain most of those that can be put over a plan; none where none is said to
+    gain."""
+    from meshwright.answer.serving_check import refused
+    from meshwright.search.serving.techniques import HELPS, put_over
+
+    for words, gain in said.expected:
+        if gain <= HELPS:
+            break
+        try:
+            other, changed = put_over(serve, plan, words)
+        except MeshwrightError:
+            continue  # words of another version
+        if not refused(changed, model, cluster, other):
+            return [words]
+    return []
 
 
 def _exact(words: str) -> bool:

@@ -7,14 +7,17 @@ from rich.text import Text
 
 from meshwright.quantity import latency
 from meshwright.report.page import Page
+from meshwright.search.serving.learned import Gains
 from meshwright.search.serving.techniques import ServedAttempt, ServedRanking
 
 HEADS = ("technique", "gain", "in time", "tokens/s", "TTFT p90", "TPOT p90", "answers")
 
 
-def render(ranking: ServedRanking, console: Console) -> None:
-    """Print the ranking to `console`."""
+def render(ranking: ServedRanking, console: Console, said: Gains | None = None) -> None:
+    """Print the ranking to `console`, with what records `said` where they chose."""
     with Page(console) as page:
+        if said is not None:
+            page.print(Text(chosen(ranking, said), "bold"))
         page.print(Text(verdict(ranking), "bold"))
         page.print(Text(f"ranked by {ranking.measure}", "dim"))
         tried = [one for one in ranking.attempts if not one.why and ranking.changes(one)]
@@ -28,6 +31,15 @@ def render(ranking: ServedRanking, console: Console) -> None:
         if refused:
             page.title("Not on this plan")
             page.rows([(Text(one.technique.words), Text(one.why, "dim")) for one in refused])
+
+
+def chosen(ranking: ServedRanking, said: Gains) -> str:
+    """Return what records chose, and what they say it gains."""
+    source = f"{said.records} records of {said.questions} questions"
+    if not ranking.attempts:
+        return f"by {source} nothing that this plan takes gains here"
+    words = ranking.attempts[0].technique.words
+    return f"chosen by {source}: {words}, said to gain {dict(said.expected)[words]:.3f}x"
 
 
 def verdict(ranking: ServedRanking) -> str:

@@ -26,6 +26,7 @@ MODULES = (
     "tables",
     "rollouts",
     "feeding",
+    "choices",
 )
 """The files of this package that define checks, each as ``CHECKS``: a new check is a function and its name there."""
 

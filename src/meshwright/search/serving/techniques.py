@@ -3,8 +3,8 @@
 Techniques are what a plan and an engine can say: every batching policy, order of those who wait, routing and cache
 rule that is registered, and every value of the fields of a plan that change how a layer is served. Each is simulated
 with the same requests (Lin et al., APEX, 2411.17651, simulate plans so), and ranked by the greatest rate at which the
-objectives are kept, or by tokens a second where there are none. MetaInf (Du et al., 2508.09194) learns such a choice
-from records of runs; here every choice is tried.
+objectives are kept, or by tokens a second where there are none. What was found may be kept as records, from
+which :mod:`.learned` chooses for another question.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from meshwright.spec.engine_words import KV_BYTES
 from meshwright.spec.model import Model
 from meshwright.spec.serve import KEYS, Serve, parse
 
+#: A gain that is one: a percent.
+HELPS = 1.01
 #: Sizes of a replica, which a search chooses.
 _SIZES = ("tp", "pp", "dp", "cp", "mb", "ep", "etp", "adp")
 
@@ -74,7 +76,7 @@ class ServedRanking(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def helps(self) -> tuple[ServedAttempt, ...]:
         """The attempts that gain."""
-        return tuple(one for one in self.attempts if self.value(one) > self.value(self.before) * 1.01)
+        return tuple(one for one in self.attempts if self.value(one) > self.value(self.before) * HELPS)
 
     def changes(self, one: ServedAttempt) -> bool:
         """Whether a technique changes anything for these requests."""
@@ -144,10 +146,14 @@ def what_helps(
         found.append(_attempt(evaluator, plan, one))
     if report is not None:
         report(len(tried), len(tried))
-    measure = "tokens a second" if before.rate is None else "the greatest rate that keeps the objectives"
-    ranking = ServedRanking(before=before, attempts=(), measure=measure)
+    ranking = ServedRanking(before=before, attempts=(), measure=measure_of(before.rate is not None))
     found.sort(key=lambda one: (bool(one.why), -ranking.value(one), one.technique.words))
     return msgspec.structs.replace(ranking, attempts=tuple(found))
+
+
+def measure_of(bounded: bool) -> str:
+    """Return what techniques are ranked by, where objectives bound requests that come at a rate or not."""
+    return "the greatest rate that keeps the objectives" if bounded else "tokens a second"
 
 
 def put_over(serve: Serve, plan: Plan, words: str) -> tuple[Serve, Plan]:

@@ -1,0 +1,292 @@
+"""A technique of serving chosen by records of earlier questions, without trying any on the one at hand.
+
+MetaInf (Du et al., 2508.09194) learns from runs of acceleration techniques how well each does for a model, a device and
+a workload, and picks for a new task the one that is said to do best. Its descriptions are embedded by a language model;
+here a question is a vector of what decides which technique pays: how long a token's products and a pass over the
+weights take, how many requests the cache has room for, lengths, loads and shared prefixes. The log of a technique's
+gain is the mean over extremely randomised trees of its own (Geurts et al., 2006, doi 10.1007/s10994-006-6226-1).
+Records are lines of JSON in the words of the command line: those of predictions, and of measured
+runs that somebody writes in the same words.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from math import exp
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from meshwright import catalog, serving
+from meshwright.answer.replica import alone
+from meshwright.cost.roofline import peak_flops
+from meshwright.errors import MeshwrightError
+from meshwright.lower.forward import Forward
+from meshwright.lower.place import Mesh
+from meshwright.plan import Plan
+from meshwright.plan import parse as parse_plan
+from meshwright.search.serving.evaluate import rate_of
+from meshwright.search.serving.techniques import HELPS, ServedRanking
+from meshwright.spec.cluster import Cluster
+from meshwright.spec.cluster import load as load_cluster
+from meshwright.spec.engine_words import KV_BYTES
+from meshwright.spec.model import Model
+from meshwright.spec.model import load as load_model
+from meshwright.spec.requests import Requests
+from meshwright.spec.serve import Serve
+from meshwright.spec.serve import parse as parse_serve
+
+#: Trees whose mean is taken, and the questions of the smallest leaf.
+TREES, LEAF = 64, 2
+#: Records of predictions that are there before anybody keeps some (``tools/try_techniques.py`` makes them).
+SHIPPED = catalog.folder("tried") / "techniques.jsonl.gz"
+#: Requests a second of those that all come at once, as a number.
+AT_ONCE = 1e4
+
+
+class AskedWords(NamedTuple):
+    """A question in the words of the command line."""
+
+    model: str
+    on: str
+    plan: str
+    serve: str
+
+
+class TechniqueRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One technique on one question: the question's words, those of the ``technique`` ("" for none), and the ``value``
+    of its ``measure``, more being better."""
+
+    model: str
+    on: str
+    plan: str
+    serve: str
+    technique: str
+    measure: str
+    value: float
+
+    @property
+    def asked(self) -> AskedWords:
+        """The question."""
+        return AskedWords(self.model, self.on, self.plan, self.serve)
+
+
+class Gains(msgspec.Struct, frozen=True):
+    """Gains that records give reason to expect of a question's techniques: words and gain, the greatest first, from so
+    many ``records`` of so many ``questions``."""
+
+    expected: tuple[tuple[str, float], ...]
+    records: int
+    questions: int
+
+
+def records_of(asked: AskedWords, ranking: ServedRanking) -> list[TechniqueRecord]:
+    """Return the records of what was tried, with the question as it is first; none of what cannot be on the plan."""
+    tried = [one for one in (ranking.before, *ranking.attempts) if one.metrics is not None]
+    return [
+        TechniqueRecord(
+            **asked._asdict(), technique=one.technique.words, measure=ranking.measure, value=ranking.value(one)
+        )
+        for one in tried
+    ]
+
+
+def write(path: str | Path, records: Iterable[TechniqueRecord]) -> None:
+    """Add records to a file, which is made where it is not there.
+
+    Raises:
+        MeshwrightError: X006 when it cannot be written.
+    """
+    lines = b"".join(msgspec.json.encode(one) + b"\n" for one in records)
+    try:
+        with Path(path).open("ab") as file:
+            file.write(lines)
+    except OSError as error:
+        raise _unread(path, "write", error.strerror or str(error)) from None
+
+
+def read(path: str | Path) -> list[TechniqueRecord]:
+    """Return the records of a file, which may be compressed.
+
+    Raises:
+        MeshwrightError: X006 for a file that cannot be read, or a line that is no record.
+    """
+    try:
+        stored = Path(path).read_bytes()
+        packed = gzip.decompress(stored) if Path(path).suffix == ".gz" else stored
+        lines = packed.decode("utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise _unread(path, "read", getattr(error, "strerror", None) or "not UTF-8") from None
+    return parsed(lines, path)
+
+
+def parsed(lines: Sequence[str], path: str | Path) -> list[TechniqueRecord]:
+    """Return the records of lines, which are those of a file.
+
+    Raises:
+        MeshwrightError: X006 for a line that is no record.
+    """
+    found = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                found.append(msgspec.json.decode(line, type=TechniqueRecord))
+            except (msgspec.DecodeError, msgspec.ValidationError) as error:
+                raise _unread(path, "read", f"line {number}: {error}") from None
+    return found
+
+
+def _unread(path: str | Path, what: str, reason: str) -> MeshwrightError:
+    keys = json.dumps(dict.fromkeys(TechniqueRecord.__struct_fields__[:-1], "") | {"value": 1.0})
+    help = f"whatif --serve --try all --records FILE writes lines such as {keys}"
+    return MeshwrightError.one("X006", f"cannot {what} {path}: {reason}", place=f"--records {path}", help=help)
+
+
+def features(model: Model, cluster: Cluster, plan: Plan, serve: Serve, requests: Requests) -> np.ndarray:
+    """Return what decides which technique pays, as numbers [features]; times and counts as logarithms."""
+    plan, device = plan.on(cluster.num_devices), cluster.islands[0].device
+    one, layout = alone(plan), plan.layout
+    forward = Forward(model, one, Mesh(one, cluster), serve.engine.kv)
+    weights, cached = forward.weight_bytes(0), max(forward.kv_bytes(0), 1.0)
+    room = max(device.memory_bytes * serve.engine.memory - weights, cached) / cached
+    read_s = weights / (device.memory_gb_s * 1e9)
+    token_s = 2.0 * model.active_params / (layout.tp * layout.pp) / peak_flops(device, plan.precision.compute or "bf16")
+    prompt, output = (np.asarray(x, float) for x in (requests.prompt, requests.output))
+    come = min(rate_of(requests), AT_ONCE)
+    asked = min(requests.concurrency or len(requests), serve.engine.max_batch * layout.dp) / layout.dp
+    sent_s = 0.0
+    if layout.tp > 1:
+        link = Mesh(one, cluster).group("tp").hops[0].gb_s
+        sent_s = 4.0 * model.hidden * model.num_layers * 2.0 / (link * 1e9)
+    blocks = len(requests.hashes)
+    repeated = 1.0 - len(np.unique(requests.hashes)) / blocks if blocks else 0.0
+    bounds = [getattr(serve, name) for name in ("ttft", "tpot")]
+    numbers = [
+        read_s, token_s, read_s / token_s, room, asked, asked * (prompt + output).mean() / room, prompt.mean(),
+        output.mean(), prompt.mean() / output.mean(), 1.0 + prompt.std() / prompt.mean(),
+        1.0 + output.std() / output.mean(), come * prompt.mean() * token_s / layout.dp, come * output.mean() * read_s,
+        token_s / (token_s + sent_s), layout.tp, layout.pp, layout.dp,
+        *(100.0 if bound is None else bound.seconds for bound in bounds),
+    ]  # fmt: skip
+    said = [repeated, repeated * prompt.mean() / (prompt.mean() + output.mean()), float(serve.engine.prefix_cache)]
+    said += [KV_BYTES[serve.engine.kv], *(float(serve.engine.policy == name) for name in serving.names("batching"))]
+    return np.array([*np.log(np.maximum(numbers, 1e-12)), *said])
+
+
+@lru_cache(maxsize=4096)
+def _features_of(asked: AskedWords) -> tuple[float, ...]:
+    serve = parse_serve(asked.serve)
+    model, cluster = load_model(asked.model), load_cluster(asked.on)
+    return tuple(features(model, cluster, parse_plan(asked.plan), serve, serve.drawn()).tolist())
+
+
+class _Node(NamedTuple):
+    """A split of questions at a feature's threshold, or a leaf, and the mean log gain of its questions."""
+
+    feature: int
+    threshold: float
+    below: _Node | None
+    above: _Node | None
+    mean: float
+
+
+class GainTrees:
+    """Extremely randomised trees from features [questions, features] to a technique's log gains [questions]. The same
+    records always give the same trees."""
+
+    def __init__(self, x: np.ndarray, gains: np.ndarray, seed: int = 0):
+        self.x, self.gains = x, gains
+        draw = np.random.default_rng(seed)
+        self.trees = [self._grown(np.arange(len(x)), draw) for _ in range(TREES)]
+
+    def __call__(self, x: np.ndarray) -> float:
+        """Return the log gain of a question with features `x`."""
+        return float(np.mean([self._leaf(tree, x) for tree in self.trees]))
+
+    @staticmethod
+    def _leaf(node: _Node, x: np.ndarray) -> float:
+        while node.below is not None:
+            node = node.below if x[node.feature] < node.threshold else node.above
+        return node.mean
+
+    def _grown(self, rows: np.ndarray, draw: np.random.Generator) -> _Node:
+        """Grow a tree on some questions: of a threshold drawn for every feature, the one that leaves least scatter."""
+        gains, x = self.gains[rows], self.x[rows]
+        low, high = x.min(0), x.max(0)
+        leaf = _Node(0, 0.0, None, None, float(gains.mean()))
+        if len(rows) < 2 * LEAF or np.ptp(gains) == 0.0:
+            return leaf
+        thresholds = draw.uniform(low, high)
+        under = x < thresholds
+        count = under.sum(0)
+        allowed = (count >= LEAF) & (count <= len(rows) - LEAF)
+        if not allowed.any():
+            return leaf
+        below = gains @ under
+        with np.errstate(divide="ignore", invalid="ignore"):
+            # what is left of the squares is least where the means of both sides, squared, weigh most
+            kept = below**2 / count + (gains.sum() - below) ** 2 / (len(rows) - count)
+        feature = int(np.where(allowed, kept, -np.inf).argmax())
+        left, right = (self._grown(rows[side], draw) for side in (under[:, feature], ~under[:, feature]))
+        return _Node(feature, float(thresholds[feature]), left, right, leaf.mean)
+
+
+class RecordedGains:
+    """Records, and what they teach; those of one ``measure`` alone."""
+
+    def __init__(self, records: Sequence[TechniqueRecord], measure: str):
+        usual = {one.asked: one.value for one in records if one.measure == measure and not one.technique}
+        gained = [
+            one
+            for one in records
+            if one.measure == measure and one.technique and usual.get(one.asked, 0.0) > 0 and one.value > 0
+        ]
+        self.questions = list(dict.fromkeys(one.asked for one in gained))
+        self.words = sorted({one.technique for one in gained})
+        self.records = len(gained)
+        rows, columns = ({v: i for i, v in enumerate(values)} for values in (self.questions, self.words))
+        self.gains = np.full((len(rows), len(columns)), np.nan)
+        for one in gained:
+            self.gains[rows[one.asked], columns[one.technique]] = np.log(one.value / usual[one.asked])
+        self.x = np.array([_features_of(asked) for asked in self.questions])
+        self._grown: dict[tuple[str, tuple[int, ...]], GainTrees] = {}
+
+    def expects(
+        self, x: np.ndarray, allowed: Callable[[str], bool] = lambda words: True, *, but: Sequence[int] = ()
+    ) -> Gains:
+        """Return what the records, `but` those of some questions, say of a question with features `x`, of techniques
+        whose words are `allowed` and that have ever gained."""
+        rows = np.setdiff1d(np.arange(len(self.questions)), but)
+        expected: list[tuple[str, float]] = []
+        for words, gains in zip(self.words, self.gains[rows].T, strict=True):
+            known = rows[~np.isnan(gains)]
+            if len(known) and exp(gains[~np.isnan(gains)].max()) > HELPS and allowed(words):
+                expected.append((words, exp(self._trees(words, tuple(known.tolist()))(x))))
+        expected.sort(key=lambda one: (-one[1], one[0]))
+        return Gains(tuple(expected), int((~np.isnan(self.gains[rows])).sum()), len(rows))
+
+    def _trees(self, words: str, rows: tuple[int, ...]) -> GainTrees:
+        if (words, rows) not in self._grown:
+            some = np.array(rows)
+            self._grown[words, rows] = GainTrees(self.x[some], self.gains[some, self.words.index(words)])
+        return self._grown[words, rows]
+
+
+__all__ = [
+    "SHIPPED",
+    "AskedWords",
+    "GainTrees",
+    "Gains",
+    "RecordedGains",
+    "TechniqueRecord",
+    "features",
+    "parsed",
+    "read",
+    "records_of",
+    "write",
+]
