@@ -38,6 +38,7 @@ from meshwright.simulate.step import simulate
 from meshwright.spec import cluster, model
 from meshwright.spec.dimensions import transformer
 from meshwright.spec.model import Model
+from meshwright.spec.routing import Routing
 from meshwright.spec.workload import Train
 from meshwright.spec.workload import parse as workload
 from meshwright.work import Gemm
@@ -61,6 +62,8 @@ MORE = (
     (32, "batch=4,seq=4096,phase=lora", "mb1 full params=nf4"), (32, "batch=4,seq=4096,phase=lora", "mb1 full"),
 )  # fmt: skip
 SERVED = ("llama3-8b", "qwen3-30b-a3b")
+#: How experts are chosen there: routers of random weights have no favourites.
+EVEN = Routing(said="even", skew=0.0)
 STEPS, TIMED_LAYERS = 9, 4
 
 
@@ -189,7 +192,7 @@ def iteration_errors() -> list[tuple[LayerSeconds, dict[str, float]]]:
     device, costs, known, out = where.islands[0].device, serving_costs(), {}, []
     for row in figures().iterations:
         if row.model not in known:
-            forward = Forward(model.load(row.model), plan, Mesh(plan, where))
+            forward = Forward(model.load(row.model), plan, Mesh(plan, where), routing=EVEN)
             known[row.model] = forward, forward_prices(forward, device, costs)
         forward, prices = known[row.model]
         kinds = forward.model.layers_by_kind

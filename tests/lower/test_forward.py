@@ -8,7 +8,7 @@ from meshwright.cost.exchange import MoeExchange
 from meshwright.cost.standard import serving_costs
 from meshwright.lower.forward import Forward
 from meshwright.lower.place import Mesh
-from meshwright.lower.served_experts import load
+from meshwright.lower.served_experts import load, popularity
 from meshwright.spec.workload import WEIGHT_BYTES
 from meshwright.work import Collective, Convolution, Gemm, GroupedGemm, Scan
 
@@ -75,10 +75,22 @@ def test_experts_lie_on_the_ranks_that_ep_and_etp_name():
 def test_the_busiest_rank_has_what_is_drawn_evenly_and_some_more():
     assert load(8, 2, 1, 1) == (2, 2)  # a token has two of eight experts
     assert load(8, 2, 10_000, 1) == (20_000, 8)
-    rows, active = load(256, 8, 64, 8)  # mean 64 rows and 32 (1 - (1 - 8/256)^64) = 27.8 experts
+    rows, active = load(256, 8, 64, 8, 0.0)  # mean 64 rows and 32 (1 - (1 - 8/256)^64) = 27.8 experts
     assert 64 < rows < 90 and 28 < active <= 32
     rows, active = load(256, 8, 1, 8)  # a token's eight experts: one of them on each rank if evenly
     assert 1 < rows <= 8 and 1 <= active <= 8
+
+
+def test_experts_that_are_chosen_unevenly_are_fewer_of_as_many_tokens():
+    # quantiles of a normal distribution at 1/8, 3/8, 5/8, 7/8: 1.1503 and 0.3186 from its middle; exp(0.7 of them) are
+    # 0.4470, 0.8001, 1.2499 and 2.2372, 4.7342 together
+    assert popularity(4, 1, 0.7) == pytest.approx((0.0944, 0.1690, 0.2640, 0.4726), abs=1e-4)
+    assert popularity(8, 2, 0.0) == pytest.approx((0.25,) * 8)
+    assert max(popularity(4, 3, 5.0)) == 1.0 and sum(popularity(4, 3, 5.0)) == pytest.approx(3.0)
+    # 16 tokens of 256 experts, eight each: 256 (1 - (1 - 8/256)^16) = 102.0 if evenly
+    assert load(256, 8, 16, 1, 0.0) == (128, 102) and load(256, 8, 16, 1) == (128, 93)
+    [up] = [w for name, w in works(forward("tp8", "deepseek-v3"), 1, GroupedGemm, tokens=16).items() if "up" in name]
+    assert up.groups == 93
 
 
 def test_experts_split_in_groups_multiply_whole_widths_and_those_split_by_width_all_experts():

@@ -7,8 +7,9 @@ import meshwright as mw
 from meshwright.cost.standard import serving_costs
 from meshwright.lower.forward import Forward
 from meshwright.lower.place import Mesh
-from meshwright.simulate.iterations import priced, token_nodes
+from meshwright.simulate.iterations import forward_prices, priced, token_nodes
 from meshwright.spec.architecture import EMBEDDING
+from meshwright.spec.routing import Routing
 from meshwright.work import VarlenAttention
 
 
@@ -115,3 +116,14 @@ def test_another_cluster_or_device_has_prices_of_its_own(llama):
     forward, costs, _, table = llama
     other = mw.load_cluster("1xh200").islands[0].device
     assert priced(forward, other, costs, tokens=512, batch=32, context=2048).linear_s[1] < 0.9 * table.linear_s[1]
+
+
+def test_prices_are_of_the_routing_that_was_said():
+    model, cluster = mw.load_model("qwen3-30b-a3b"), mw.load_cluster("1xh100")
+    plan, costs = mw.parse_plan("tp1").on(1), serving_costs()
+    device, even = cluster.islands[0].device, Routing(said="even", skew=0.0)
+    usual, drawn = (
+        forward_prices(Forward(model, plan, Mesh(plan, cluster), routing=said), device, costs).linear(16)[0].sum()
+        for said in (None, even)
+    )
+    assert usual < drawn  # 16 tokens choose fewer of 128 experts where some are wanted more

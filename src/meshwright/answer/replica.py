@@ -15,6 +15,7 @@ from meshwright.answer.prediction import RankMemory
 from meshwright.answer.token_budget import MOST_BUDGET, budget_within
 from meshwright.cost import Costs
 from meshwright.cost.engine import EngineProfile
+from meshwright.cost.fitted import products_library
 from meshwright.lower.entry import Entry
 from meshwright.lower.forward import Forward
 from meshwright.lower.place import Mesh
@@ -104,7 +105,7 @@ def built(
     if table is None:
         table = priced(forward, device, costs, **most, split=split)
         if not one.serving.divides:  # the host and its link are no faster in an engine
-            table = paced(table, profile)
+            table = paced(table, profile, device)
         if tables is not None:
             tables[key] = table
     node = cluster.islands[0].node
@@ -135,11 +136,14 @@ def built(
     return BuiltReplica(memory=memory, blocks=blocks, replica=replica)
 
 
-def paced(table: IterationCosts, profile: EngineProfile) -> IterationCosts:
-    """Return the costs of kernels at the pace that they have in an engine."""
+def paced(table: IterationCosts, profile: EngineProfile, device: Device) -> IterationCosts:
+    """Return the costs of kernels on a device at the pace that they have in an engine."""
     if profile.kernels != 1.0:
         table = slowed(table, profile.kernels)
-    return table if profile.prompts == 1.0 else table.beyond(profile.graph_tokens, profile.prompts)
+    prompts = profile.prompts
+    if profile.prompts_over:
+        prompts *= profile.prompts_over.get(products_library(device), 1.0)
+    return table if prompts == 1.0 else table.beyond(profile.graph_tokens, prompts)
 
 
 def kv_shares(serve: Serve, model: Model) -> KvShares:

@@ -28,6 +28,7 @@ from meshwright.cost.standard import serving_costs
 from meshwright.errors import MeshwrightError
 from meshwright.simulate.serve import simulate
 from meshwright.simulate.served import Replica, ServedRequests
+from meshwright.spec.cluster import load_device
 from meshwright.spec.model import Model
 from meshwright.spec.requests import Requests
 from meshwright.spec.serve import Serve
@@ -112,7 +113,8 @@ class EngineSample(NamedTuple):
     def computed(self, profile: EngineProfile) -> ServedRequests:
         """Return what becomes of the requests in an engine as it computes them, before clients see it."""
         host = msgspec.structs.replace(host_times(profile, self.spec, self.serve), **dict.fromkeys(SEEN, 0.0))
-        replica = msgspec.structs.replace(self.base, costs=paced(self.base.costs, profile), host=host)
+        table = paced(self.base.costs, profile, load_device(self.hardware))
+        replica = msgspec.structs.replace(self.base, costs=table, host=host)
         return simulate(replica, self.requests)
 
     def seen(self, computed: ServedRequests, profile: EngineProfile) -> np.ndarray:

@@ -58,16 +58,18 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The profile of a version of a serving engine: the time and the memory that it adds to a device's.
 
     ``kernels``: time of its kernels in a server over what those of the tables take alone; ``prompts``: the same, on top
-    of it, of iterations beyond the CUDA graphs' tokens. Host time in microseconds: ``step_us`` an iteration that the
-    device waits for, ``request_us`` for every request in it, and ``layer_us`` to issue a layer's kernels where no CUDA
-    graph is replayed (``experts_us`` more where the layer has experts, ``latent_us`` where its attention is latent,
-    which is more products, norms and copies), which bounds the iteration from below. Graphs are replayed up to
-    ``graph_tokens`` tokens where no prompt is among them. With ``each_stage`` the workers of every pipeline stage take
-    the host's times, one stage after the other (each is called from afar), and not the first alone. At the engine's
-    front a request takes ``serial_us`` and a token of its prompt ``serial_token_us``, one after the other; every token
-    of an answer takes ``stream_us`` to leave, one after the other too. A client sees its tokens later than that: by
-    ``front_us`` a request (connection, reply), ``token_us`` for every token of its prompt (the tokenizer), and
-    ``front_steps`` iterations (polls of the scheduler, answers handed on one iteration later).
+    of it, of iterations beyond the CUDA graphs' tokens, and ``prompts_over``: on top of that where the tables of the
+    device's products are of a library's kernels and not of those that ``prompts`` was fitted over, by library. Host
+    time in microseconds: ``step_us`` an iteration that the device waits for, ``request_us`` for every request in it,
+    and ``layer_us`` to issue a layer's kernels where no CUDA graph is replayed (``experts_us`` more where the layer has
+    experts, ``latent_us`` where its attention is latent, which is more products, norms and copies), which bounds the
+    iteration from below. Graphs are replayed up to ``graph_tokens`` tokens where no prompt is among them. With
+    ``each_stage`` the workers of every pipeline stage take the host's times, one stage after the other (each is called
+    from afar), and not the first alone. At the engine's front a request takes ``serial_us`` and a token of its prompt
+    ``serial_token_us``, one after the other; every token of an answer takes ``stream_us`` to leave, one after the other
+    too. A client sees its tokens later than that: by ``front_us`` a request (connection, reply), ``token_us`` for every
+    token of its prompt (the tokenizer), and ``front_steps`` iterations (polls of the scheduler, answers handed on one
+    iteration later).
 
     ``library`` is whose collectives it runs. Memory: ``context_bytes`` of a process before the first tensor,
     ``communicator_bytes`` of a group of ranks.
@@ -85,6 +87,7 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     title: str = ""
     kernels: float = 1.0
     prompts: float = 1.0
+    prompts_over: dict[str, float] = {}
     step_us: float = 1000.0
     request_us: float = 10.0
     layer_us: float = 100.0
@@ -176,6 +179,7 @@ def of_a_server(path: str | Path) -> bool:
 def _sound(profile: EngineProfile) -> EngineProfile:
     """Return a profile whose numbers are times, or raise what is wrong with them."""
     times = [value for value in msgspec.structs.astuple(profile) if isinstance(value, float)]
+    times += profile.prompts_over.values()
     times += [ms for one in profile.iterations for ms in (*one.prefill_ms, *one.decode_ms, *one.large_decode_ms)]
     if not all(0 <= value < 1e15 for value in times):
         raise ValueError("a time in it is negative or not finite")

@@ -38,6 +38,15 @@ FIRST_FLASH = 32.5 / 61.5
 KERNELS_ALIKE = ("scan", "convolution")
 
 
+def products_library(device: Device) -> str:
+    """Return the library whose kernels a device's own table of products in 16 bits is of, as serving is priced
+    (``trtllm``, ``sglang``, ``torch``); "" where it has none."""
+    own = profiles(serving=True)[0].get(device.name)
+    fits = own.curves if own is not None else ()
+    source = next((fit.source for fit in fits if (fit.op, fit.dtype) == ("gemm", "bf16")), "")
+    return source.split()[1] if source else ""
+
+
 class Fitted:
     """The link. `serving`: attention also writes new keys and values to a cache. `flash`: the generation of
     FlashAttention that training runs on every device, 0 for the one written for the device's own. `fused`: operands are

@@ -228,7 +228,7 @@ def forward_prices(forward: Forward, device: Device, costs: Costs) -> ForwardPri
     `costs`."""
     known = costs.remembered
     where = msgspec.msgpack.encode((forward.mesh.cluster, device))
-    key = forward.model, forward.plan, forward.unfused, forward.kv, forward.shared, where
+    key = forward.model, forward.plan, forward.unfused, forward.kv, forward.shared, forward.routing, where
     found = known.pop(key, None) or ForwardPrices(forward, device, costs)
     known[key] = found  # the last one asked for is forgotten last
     if len(known) > MOST_REMEMBERED:
