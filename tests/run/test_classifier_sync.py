@@ -1,6 +1,7 @@
 """Classifiers under the policies of exchanges that text is trained with: the bytes that are predicted, and what they
 hold."""
 
+import socket
 from collections import Counter
 
 import msgspec
@@ -10,11 +11,13 @@ import torch
 
 from meshwright.answer.predict import predict, simulate
 from meshwright.cost import standard
+from meshwright.papers.checks.federated import RegressionClients, rounds_of
 from meshwright.plan import check, parse
 from meshwright.plan.executable import unexecutable
 from meshwright.run import clients, data, launch, loop
 from meshwright.run.data import tokenizer
 from meshwright.run.settings import Settings
+from meshwright.run.world import World
 from meshwright.spec.cluster import load
 from meshwright.spec.workload import Train
 from meshwright.sync.clients import Answered
@@ -23,6 +26,7 @@ from meshwright.sync.policy import read as policy
 from meshwright.world.crowd import Crowd, factors
 from tests.run import codes, local
 from tests.run.classifiers import FEATURES, PERCEPTRON, SOFTMAX, TRAIN, VGG, model
+from tests.run.processes import launch as launch_forked
 from tests.run.processes import launch_kept
 from tests.run.small import differences
 
@@ -132,3 +136,34 @@ def test_rounds_of_one_step_of_plain_sgd_are_steps_together():
     one, other = (launch_kept(2, held_by, f"dp2 mb4{words}", train)[0] for words in ("", " sync=local:h=1"))
     assert max(differences(local.whole([one], "param"), local.whole([other], "param")).values()) < 1e-12
     assert all(torch.is_tensor(values) for *_, values in one)
+
+
+def of_one_server(rank, asked):
+    """The bias and weights [1 + features, classes] before and behind a run of clients, on the first rank."""
+    place, found = World(rank, 3, rank, 3, socket.gethostname(), torch.device("cpu")), []
+    finished, begun = clients._finished, clients.taken_up
+
+    def keep(trainer):
+        held = {name: values for _, (name, *_), _, _, values in local.state(trainer)}
+        weight = held["classifier.weight"].view(5, 12).T
+        found.append(torch.cat((held["classifier.bias"][None], weight)))
+
+    clients.taken_up = lambda job, trainer, *rest: (keep(trainer), begun(job, trainer, *rest))[1]
+    clients._finished = lambda job, trainer, *rest: (finished(job, trainer, *rest), keep(trainer))[0]
+    clients.train(place, asked, Crowd())
+    return found
+
+
+@pytest.mark.parametrize(("words", "mu"), [("fedavg:h=3", 0.0), ("fedprox:h=3,mu=0.5", 0.5)])
+def test_regressions_of_the_check_on_fedprox_are_those_of_real_clients(words, mu, tmp_path):
+    """Of full batches, whose order is no matter, in float64."""
+    rng = np.random.default_rng(2)
+    features, labels, owners = rng.normal(size=(12, 12)), rng.integers(0, 5, 12), np.repeat(range(3), 4)
+    np.savez(tmp_path / "some.npz", features=features, labels=labels, clients=owners)
+    built = str(data.build(str(tmp_path / "some.npz"), tokenizer.Bytes(), tmp_path / "cache"))
+    asked = of_clients(built, words, 12, settings={"precision": "float64"})
+    before, behind = launch_forked(3, of_one_server, asked)[0]
+    samples = [(features[owners == one], labels[owners == one]) for one in range(3)]
+    regression = RegressionClients(samples, 4, 0.1, mu)
+    found = regression.replayed(rounds_of(words, Crowd(), 3, 36), before.double().numpy())
+    assert np.abs(found - behind.numpy()).max() < 1e-9 < float((behind - before).abs().max())

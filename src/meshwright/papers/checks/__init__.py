@@ -27,6 +27,7 @@ MODULES = (
     "rollouts",
     "feeding",
     "choices",
+    "federated",
 )
 """The files of this package that define checks, each as ``CHECKS``: a new check is a function and its name there."""
 
