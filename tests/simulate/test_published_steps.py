@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 
@@ -25,17 +26,25 @@ def steps(paper, place):
     return msgspec.structs.replace(paper, figures=tuple(asked))
 
 
-FOUND = {name: evaluate(steps(*row)).figures for name, row in ROWS.items()}
+@cache
+def found(name):
+    """What is predicted for each of a row's steps."""
+    return evaluate(steps(*ROWS[name])).figures
 
 
-@pytest.mark.parametrize("one", [f for figures in FOUND.values() for f in figures], ids=lambda f: f.what)
-def test_a_published_step_is_met_within_twenty_percent(one):
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [(name, figure.what) for name, row in ROWS.items() for figure in steps(*row).figures],
+    ids=lambda value: value,
+)
+def test_a_published_step_is_met_within_twenty_percent(name, what):
+    (one,) = (figure for figure in found(name) if figure.what == what)
     assert abs(one.error) <= 0.20, f"{one.ours:.2f} s for {one.paper} s"
 
 
 def test_every_plan_is_the_papers_and_fits_the_device():
     # what ran there must fit here
-    assert {name: len(figures) for name, figures in FOUND.items()} == {
+    assert {name: len(found(name)) for name in ROWS} == {
         "Megatron-LM": 10,
         "Korthikanti et al.": 6,
         "MegaScale": 8,
@@ -50,6 +59,6 @@ def test_every_plan_is_the_papers_and_fits_the_device():
 
 
 def test_no_paper_is_off_by_more_than_fifteen_percent_on_average(record_property):
-    errors = {name: fmean(abs(f.error) for f in figures) for name, figures in FOUND.items()}
+    errors = {name: fmean(abs(f.error) for f in found(name)) for name in ROWS}
     record_property("mean errors", {paper: f"{error:.1%}" for paper, error in errors.items()})
     assert max(errors.values()) <= 0.15, errors
