@@ -54,8 +54,9 @@ def test_a_simulated_timeline_replays_exactly_from_its_spans_alone(plan):
     again = timed(rebuilt)
     assert rebuilt.wait_s.max() < 1e-9
     assert again.makespan_s == pytest.approx(timeline.makespan_s, rel=1e-12)
+    there = tasks(again)
     for key, spans in tasks(timeline).items():
-        found = tasks(again)[key]
+        found = there[key]
         np.testing.assert_allclose(again.start_s[found], timeline.start_s[spans], atol=1e-9)
         np.testing.assert_allclose(again.end_s[found], timeline.end_s[spans], atol=1e-9)
 

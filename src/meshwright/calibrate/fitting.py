@@ -88,10 +88,14 @@ def bounded_step(
         square = (slope * each) @ slope.T
         square[np.diag_indices_from(square)] += 1e-3 * len(error)  # what no error tells of stays where it is
         pull = (slope * each) @ error
+        places = list(zip(square, square.diagonal().tolist(), pull.tolist(), low.tolist(), high.tolist()))
         for _ in range(50):  # by one after the other, each within its bounds
-            for place in range(len(move)):
-                rest = pull[place] + square[place] @ move - square[place, place] * move[place]
-                move[place] = np.clip(-rest / square[place, place], low[place], high[place])
+            before = move.tolist()
+            for place, (row, own, pulled, least, most) in enumerate(places):
+                rest = pulled + float(row @ move) - own * float(move[place])
+                move[place] = min(max(-rest / own, least), most)
+            if move.tolist() == before:
+                break
     return move
 
 
