@@ -138,6 +138,37 @@ def test_rounds_of_one_step_of_plain_sgd_are_steps_together():
     assert all(torch.is_tensor(values) for *_, values in one)
 
 
+def of_images(rank, asked):
+    """The parameters and statistics of the first rank at the end of a run of clients, and what it says of them."""
+    place, found = World(rank, 3, rank, 3, socket.gethostname(), torch.device("cpu")), []
+    finished = clients._finished
+    clients._finished = lambda job, trainer, *rest: (
+        finished(job, trainer, *rest),
+        found.extend((p.parameter.name, p.values.clone()) for p in trainer.pieces() if p.key == "param"),
+    )[0]
+    said = clients.train(place, asked, Crowd(skew=0.5))
+    return found, said.get("judged"), said.get("accuracy")
+
+
+def test_clients_keep_statistics_of_their_own_which_are_the_mean_in_the_end_and_go_on(tmp_path):
+    """A run of four steps that goes on to eight is one of eight, in float64, batch norms of three clients too."""
+    rng = np.random.default_rng(3)
+    np.savez(tmp_path / "some.npz", images=rng.normal(size=(60, 3, 16, 16)), labels=rng.integers(0, 5, 60))
+    built = str(data.build(str(tmp_path / "some.npz"), tokenizer.Bytes(), tmp_path / "cache"))
+    train = Train(global_batch=12, seq_len=256, image=16, optimizer="sgd", dtype="fp32")
+    more = {"settings": {"precision": "float64"}, "judged_every": 1, "held_out": 0.2}
+    asked = of_clients(built, "fedavg:h=2,clients=2", 8, **more)
+    asked = msgspec.structs.replace(asked, model=model(VGG), train=train)
+    whole, judged, _ = launch_forked(3, of_images, asked)[0]
+    halves = msgspec.structs.replace(asked, out=str(tmp_path / "out"))
+    launch_forked(3, of_images, msgspec.structs.replace(halves, steps=4))
+    found, again, _ = launch_forked(3, of_images, msgspec.structs.replace(halves, resume=True))[0]
+    assert [name for name, _ in found] == [name for name, _ in whole]
+    assert any("running_mean" in name and float(values.abs().max()) > 1e-3 for name, values in whole)
+    assert all(torch.allclose(a, b, rtol=1e-9, atol=1e-12) for (_, a), (_, b) in zip(found, whole))
+    assert list(again.values()) == pytest.approx(list(judged.values()), rel=1e-9)
+
+
 def of_one_server(rank, asked):
     """The bias and weights [1 + features, classes] before and behind a run of clients, on the first rank."""
     place, found = World(rank, 3, rank, 3, socket.gethostname(), torch.device("cpu")), []

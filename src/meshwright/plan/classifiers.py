@@ -51,9 +51,11 @@ def unexecutable_classifier(plan: Plan, model: Model, train: Train) -> Iterator[
     policy = read(plan.sync.policy)
     if policy.merged is not None or policy.taught is not None:
         found.append((f"sync.policy = {plan.sync.policy}", "its further heads are of text", "take another sync"))
-    if policy.rule.decider is not None and _normed(model):
-        why = "clients send parameters, and each would keep running statistics of batch norms of its own"
+    if policy.rule.forwards and _normed(model):
+        why = "slopes of the loss are no passes that batch norms take statistics of"
         found.append((f"sync.policy = {plan.sync.policy}", why, "a classifier without batch norm, or another sync"))
+    if policy.helpers:
+        found.append((f"sync.policy = {plan.sync.policy}", "peers that only sum pass empty text", "drop aux"))
     for place, why, help in found:
         yield _bad("P033", f"{place.partition(' = ')[2]} of {name} is priced and not run: {why}", f"plan.{place}", help)
     places = min(flow.length(train.seq_len) for flow in model.flows)

@@ -81,11 +81,12 @@ def counted_before(module: nn.Module) -> Iterator[None]:
 class RunningStatistics:
     """The running statistics of all norms that a rank holds, and what replicas have in common of them."""
 
-    def __init__(self, stages: Iterable[nn.Module], mesh: ProcessMesh):
+    def __init__(self, stages: Iterable[nn.Module], mesh: ProcessMesh, clients: bool = False):
+        """`clients`: replicas are clients of a server, which keep their own until the run is over."""
         self.norms = [one for stage in stages for one in stage.modules() if isinstance(one, BatchNorm)]
-        self.every, self.own = mesh["data"], mesh["shard"]
-        for norm in self.norms if self.every.alone else ():
-            norm.common = norm.running  # nobody else has seen anything
+        self.every, self.own, self.clients = mesh["data"], mesh["shard"], clients
+        for norm in self.norms if self.every.alone or clients else ():
+            norm.common = norm.running
 
     def begin(self) -> None:
         """A step's passes begin."""
@@ -120,7 +121,7 @@ class RunningStatistics:
     def pieces(self, apart: bool) -> Iterator[TensorPiece]:
         """Yield what replicas have in common, live, as the tensors that published weights have; `apart`: replicas take
         steps of their own."""
-        first = (self.own if apart else self.every).index == 0
+        first = (self.own if apart or self.clients else self.every).index == 0
         for norm in self.norms:
             for word, values in zip((MEAN, VARIANCE), norm.common):
                 name = f"{norm.name}.{word}"

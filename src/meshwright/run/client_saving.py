@@ -119,15 +119,17 @@ def run_of(name: str, values: torch.Tensor) -> TensorPiece:
 
 
 def pieces_of(trainer: Trainer, client: int) -> list[TensorPiece]:
-    """Parameters and moments of a client; moments of the first under their own name, for plans without clients."""
-    return [
+    """Parameters, running statistics and moments of a client; of the first moments are under their own name, for plans
+    without clients, and statistics under theirs too."""
+    found = [
         p if client == 0 and p.key != PARAM else p._replace(key=f"{p.key}@client-{client}") for p in trainer.pieces()
     ]
+    return [*found, *trainer.statistics.pieces(apart=True)] if client == 0 else found
 
 
 def served(trainer: Trainer, flat: Flat) -> list[tuple[TensorPiece, slice]]:
     """The parameters that every plan knows, each with where its values lie in the server's model."""
-    found = [p for p in trainer.pieces() if p.key == PARAM]
+    found = [p for p in trainer.pieces() if p.key == PARAM and p.values.data_ptr() in flat.places]
     places = [flat.places[p.values.data_ptr()] for p in found]
     return [(p, slice(place, place + len(p.values))) for p, place in zip(found, places)]
 

@@ -132,7 +132,7 @@ class Trainer:
         self.feedback = shared.feedback
         actions = own.actions
         self.stages = built(shared, actions, own.layers)
-        self.statistics = RunningStatistics(self.stages.values(), mesh)
+        self.statistics = RunningStatistics(self.stages.values(), mesh, read(plan.sync.policy).rule.decider is not None)
         self.routers = routers(self.stages)
         self.base = None if train.lora is None else Base(self.stages, mesh["shard"])
         self.kinds = parts = parts_of(self.stages, model, plan)
