@@ -60,13 +60,21 @@ def test_what_was_tried_is_kept_and_chooses_for_another_question(tmp_path, capsy
     (said,) = found["learned"]["expected"]
     assert said[1] > 1.2 and found["attempts"][0]["gain"] > 1.2 and found["learned"]["questions"] == 8
     whatif("--try", "learned", "--records", str(file))
-    assert "nothing that this plan takes gains here" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "nothing that this plan takes gains here" in said and "none of" not in said
 
 
 def test_the_records_of_the_catalog_choose_where_none_are_named(capsys):
     assert whatif("--try", "learned", serve=SHARED) == 0
     said = capsys.readouterr().out
     assert said.startswith("chosen by") and "prefix_cache=yes" in said.splitlines()[0]
+
+
+def test_a_plan_of_several_pools_is_refused(capsys):
+    pools = "prefill=[tp1 on=0:1] + decode=[tp1 on=1:2] prefill->decode:kv"
+    for tried in ("learned", "kv=fp8"):
+        assert whatif("--try", tried, serve="rate=4,prompt=99,output=9", on="2xh100", plan=pools) == 2
+        assert "over a plan of one pool" in capsys.readouterr().err
 
 
 def test_what_computes_something_else_is_not_chosen(tmp_path, capsys):

@@ -50,6 +50,10 @@ def whatif_served(question: Question, given: Any, wrong: list[Diagnostic]) -> in
         wrong += error.diagnostics
     if len(parts) == 3 and requests is not None:
         model, cluster, plan = parts
+        if plan.several:
+            message = "techniques are put over a plan of one pool, and this one has several"
+            help = "say one pool; meshwright predict --serve answers each set of words over several"
+            raise MeshwrightError([*wrong, Diagnostic(code="X004", message=message, place="--plan", help=help)])
         plan = plan.on(cluster.num_devices)
         wrong += refused(plan, model, cluster, serve) + oversized(model, requests, serve.engine)
         if given.recipes not in (ALL, LEARNED):

@@ -18,7 +18,8 @@ def render(ranking: ServedRanking, console: Console, said: Gains | None = None) 
     with Page(console) as page:
         if said is not None:
             page.print(Text(chosen(ranking, said), "bold"))
-        page.print(Text(verdict(ranking), "bold"))
+        if said is None or ranking.attempts or ranking.before.metrics is None:
+            page.print(Text(verdict(ranking), "bold"))
         page.print(Text(f"ranked by {ranking.measure}", "dim"))
         tried = [one for one in ranking.attempts if not one.why and ranking.changes(one)]
         rows = [tuple(Text(head, "dim") for head in HEADS), _row(ranking, ranking.before, "as it is")]
