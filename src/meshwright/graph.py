@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from meshwright.errors import MeshwrightError
 
@@ -253,11 +253,11 @@ class GraphBuilder:
         attr = np.full((len(ATTRIBUTES), n), -1, np.int32)
         for name, column in zip(attributes, columns[2:]):
             attr[ATTRIBUTES.index(name)] = column
-        self._kind.append(np.broadcast_to(columns[0], n).astype(np.uint8))
-        self._key.append(np.broadcast_to(columns[1], n).astype(np.int32))
+        self._kind.append(_spread(columns[0], n, np.uint8))
+        self._key.append(_spread(columns[1], n, np.int32))
         self._attr.append(attr)
         if stream is not None:
-            self.occupy(ids, np.broadcast_to(stream, n))
+            self.occupy(ids, _spread(stream, n, np.int64))
         return ids
 
     def add(self, kind: str, key: str, streams: int | Iterable[int], after: Iterable[int] = (), **attributes) -> int:
@@ -274,13 +274,13 @@ class GraphBuilder:
 
     def depend(self, tasks, on, lag=0) -> None:
         tasks, on = np.atleast_1d(np.asarray(tasks)), np.atleast_1d(np.asarray(on))
-        self._edges.append((tasks, on, np.broadcast_to(np.asarray(lag), tasks.shape)))
+        self._edges.append((tasks, on, _spread(lag, len(tasks), np.int64)))
 
     def memory(self, tasks, rank, at_end: bool, num_bytes, category: str) -> None:
         """Tasks that allocate (bytes > 0) or free (< 0) on a rank class when they start or end."""
         tasks = np.atleast_1d(np.asarray(tasks))
         index = self._categories.setdefault(category, len(self._categories))
-        spread = [np.broadcast_to(np.asarray(c), tasks.shape) for c in (rank, at_end, num_bytes, index)]
+        spread = [_spread(c, len(tasks), np.float64) for c in (rank, at_end, num_bytes, index)]
         self._events.append((tasks, *spread))
 
     def build(self) -> TaskGraph:
@@ -347,6 +347,13 @@ class GraphBuilder:
 
 def _cat(parts: list, dtype) -> NDArray:
     return np.concatenate(parts).astype(dtype) if parts else np.empty(0, dtype)
+
+
+def _spread(values: ArrayLike, n: int, kind: DTypeLike) -> NDArray:
+    """An array [n] of a type, of as many values or of one: an assignment, which numpy does faster than its views."""
+    out = np.empty(n, kind)
+    out[:] = values
+    return out
 
 
 def _csr(row: NDArray, values: tuple[NDArray, ...], num_rows: int) -> tuple[NDArray[np.int32], list[NDArray[np.int32]]]:
