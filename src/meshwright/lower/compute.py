@@ -77,7 +77,7 @@ def add_compute(builder: GraphBuilder, roles: Roles, facts: Facts, actions: Acti
     shape = (actions.num_stages, actions.num_microbatches)
     where = {}
     for name, kinds in (("forward", (F,)), ("backward", (B, BW))):
-        chosen = np.flatnonzero(np.isin(actions.kind, kinds))
+        chosen = np.flatnonzero(np.logical_or.reduce([actions.kind == k for k in kinds]))
         first, last = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         at = (actions.stage[chosen], actions.microbatch[chosen])
         first[at], last[at] = ids[starts[chosen]], ids[starts[chosen] + count[chosen] - 1]

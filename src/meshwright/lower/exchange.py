@@ -180,9 +180,9 @@ class _Exchanger:
         first, pp = self.computes[0], self.facts.pp
         action = first.action[at]
         distinct, back = self._distinct(at)
-        pairs, back = np.unique(np.column_stack((which, back)), axis=0, return_inverse=True)
+        pairs, back = np.unique(which * len(distinct) + back.reshape(-1), return_inverse=True)
         numbers = []
-        for what, place in pairs.tolist():
+        for what, place in (divmod(pair, len(distinct)) for pair in pairs.tolist()):
             r, units = distinct[place]
             numbers.append(self.roles(ExchangeRole(whats[what], units, 0 if self.facts.alike else r)))
         ids = self.builder.extend(

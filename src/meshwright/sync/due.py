@@ -18,7 +18,7 @@ def due_after(actions: Actions, due: str) -> np.ndarray:
     microbatches as an interleaved schedule gives a chunk at a time, is the least communication that does so. One stage
     a rank is one round a step, ZeRO-1 in other words.
     """
-    grads = np.isin(actions.kind, (W, BW))
+    grads = (actions.kind == W) | (actions.kind == BW)
     if due == PASS:
         return grads
     return rounds(actions)[1] if due == ROUND else last_of(actions, grads)
