@@ -9,14 +9,18 @@ import numpy as np
 import pytest
 
 import meshwright as mw
+from meshwright.cli import main
 from meshwright.errors import MeshwrightError
+from meshwright.plan import check
 from meshwright.run import data
 from meshwright.run.data import Augment, tokenizer
 from meshwright.run.data.augment import read
+from meshwright.spec.model import from_config
 from meshwright.spec.workload import Train
-from tests.run.classifiers import model
+from tests.run.classifiers import SOFTMAX, model
 
 RNG = np.random.default_rng(0)
+ON = mw.load_cluster("1xh100")
 COUNT, SIDE = 40, 16
 BYTES = RNG.integers(0, 256, (COUNT, SIDE, SIDE, 3), np.uint8)
 LABELS = RNG.integers(0, 5, COUNT)
@@ -131,6 +135,42 @@ def test_shares_of_classes_are_those_that_are_drawn(tmp_path):
     shares = np.array([0.6, 0.4, 0.0, 0.0, 0.0])
     drawn = np.concatenate([found.drawn(rng, groups, shares, 100).targets for _ in range(20)])
     assert np.bincount(drawn, minlength=5) / len(drawn) == pytest.approx(shares, abs=0.04)  # 3.7 deviations
+
+
+def test_clusters_take_turns_on_runs_of_the_samples(tmp_path):
+    values = np.arange(COUNT, dtype=np.float64).repeat(SIDE**2 * 3).reshape(COUNT, 3, SIDE, SIDE)
+    train = Train(global_batch=8, seq_len=SIDE**2, image=SIDE, clusters=4)
+    found = opened(tmp_path, train=train, images=values, labels=LABELS)
+    for step in range(12):
+        rows = found.batch(step).tokens[:, 0, 0, 0].long().numpy()
+        assert set(rows // 10) == {step % 4}
+
+
+SAID = {
+    "batch=8,features=13": ("W009", "some reads vectors of 12 features", "say features=12"),
+    "batch=8,seq=4": ("W009", "some reads vectors of 12 features", "say features=12"),
+    "batch=8,features=12,image=4": ("W002", "and features= is about vectors", "drop features="),
+    "batch=8,features=12,seq=1": ("W002", "each sequence is a vector of 12 features", "drop seq="),
+}
+
+
+@pytest.mark.parametrize("words", SAID)
+def test_a_workload_of_other_samples_than_a_model_reads_is_one_clear_error(words):
+    code, message, help = SAID[words]
+    with pytest.raises(MeshwrightError) as error:
+        wrong = check(mw.parse_plan("dp1 mb8").on(1), from_config(SOFTMAX, name="some"), ON, mw.parse_train(words))
+        raise MeshwrightError(wrong)
+    (one,) = error.value.diagnostics
+    assert one.code == code and message in one.message and help in one.help
+
+
+@pytest.mark.parametrize(("option", "words"), [("--augment turn", "say flip"), ("--augment flip", "reads no images")])
+def test_images_alone_are_changed(option, words, tmp_path, capsys):
+    (tmp_path / "some.json").write_text(json.dumps(SOFTMAX))
+    np.savez(tmp_path / "some.npz", features=RNG.normal(size=(40, 12)), labels=LABELS)
+    asked = ["--on", "1xh100", "--train", "batch=8,features=12", "--plan", "dp1 mb8", *option.split()]
+    assert main(["run", str(tmp_path / "some.json"), *asked, "--data", str(tmp_path / "some.npz")]) == 2
+    assert words in capsys.readouterr().err
 
 
 WRONG = {

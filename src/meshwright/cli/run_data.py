@@ -46,11 +46,12 @@ def changes(given: RunOptions, model: Model, wrong: list[Diagnostic]) -> Augment
     """Return how images are changed; what is wrong with options of labelled samples goes to `wrong`."""
     from meshwright.run.data.augment import Augment, read
     from meshwright.spec import naming
+    from meshwright.spec.convolution import ImageStem
 
     found = read(given.augment)
     if found is None:
         wrong.append(bad(f"--augment {given.augment}", "say flip, crop=4 (pixels), or flip+crop=4"))
-    elif given.augment and not naming.classifies(model):
+    elif given.augment and not isinstance(model.embedding, ImageStem):
         wrong.append(bad(f"--augment {given.augment}", f"{model.name} reads no images: drop it"))
     if given.eval_data and not naming.classifies(model):
         wrong.append(bad(f"--eval-data {given.eval_data}", "text is held out of --data, by --held-out: drop it"))

@@ -79,7 +79,7 @@ def _of_serving() -> tuple[Field, ...]:
 def beyond_positions(model: Model, train: Train) -> Iterator[Diagnostic]:
     """W006 for a sequence beyond a table of learned positions, whatever the plan; rotary positions go on."""
     flow = model.flows[model.head.stream]
-    if flow.tokens and train.seq_len != flow.tokens:
+    if flow.tokens and train.seq_len != flow.tokens and not isinstance(model.embedding, FeatureVectors):
         message = f"{model.name} has {flow.tokens} {flow.name} tokens a sequence, not {train.seq_len:,}"
         help = f"say seq={flow.tokens}"
         yield Diagnostic(code="W009", message=message, place=f"--train seq={train.seq_len}", help=help)
