@@ -130,6 +130,8 @@ class VarlenAttention(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True
 
 #: The operator that adds a block of ring attention to the results of the blocks before it.
 RING_MERGE = "ring merge"
+#: The operators that sort tokens by expert, and back.
+PERMUTE = "permute"
 #: The operator that makes sequences contiguous for a kernel, of activations whose first dim is the sequence's.
 SEQUENCES_TOGETHER = "sequences together"
 

@@ -165,6 +165,12 @@ def test_elementwise_work_is_bytes_over_bandwidth_and_a_start_per_kernel():
     assert seconds == pytest.approx(1.0 + 5 * r.KERNEL_FLOOR_S)
 
 
+def test_a_gb300_multiplies_as_much_more_than_a_gb200_as_was_measured_on_both():
+    """2174 of 2500 TFLOP/s at 1400 W and 1822 of 2500 at 1200 W: 1.19 times, where the power is 1.17 times."""
+    new, old = (r.efficiency(cluster.load_device(name), "gemm")[0] for name in ("gb300", "gb200"))
+    assert new / old == pytest.approx(2174 / 1822, rel=0.002)
+
+
 def test_a_device_nobody_published_efficiencies_for_gets_flagged_defaults():
     bare = msgspec.structs.replace(H100, efficiency=None)
     assert r.efficiency(bare, "gemm") == (r.DEFAULT_EFFICIENCY["gemm"], False)

@@ -11,6 +11,7 @@ from meshwright.cost import Costs, fitted, load_framework, standard
 from meshwright.cost.fitted import FIRST_FLASH
 from meshwright.cost.framework import Defaults, Framework, frameworks
 from meshwright.layers.head import pieces as head
+from meshwright.layers.pieces import linear
 from meshwright.lower.layer import program
 from meshwright.lower.place import Mesh
 from meshwright.lower.stages import Stages
@@ -22,8 +23,9 @@ from meshwright.spec.architecture import HEAD
 from meshwright.spec.cluster import load as load_cluster
 from meshwright.spec.cluster import load_device
 from meshwright.spec.model import transformer
-from meshwright.spec.workload import Train
-from meshwright.work import AttentionCore, Collective, Elementwise, Gemm, GroupedGemm
+from meshwright.spec.workload import Lora, Train
+from meshwright.work import PERMUTE, AttentionCore, Collective, Elementwise, Gemm, GroupedGemm
+from tests.lower.sizes import context
 from tests.random_plans import GPT, MIXTURE, sized
 
 S = 128
@@ -232,3 +234,21 @@ def test_steps_pin_six_constants_of_a_profile_at_most():
         own = [name for name in of_memory if getattr(profile, name) != getattr(usual, name)]
         assert len(own) + len(profile.pinned) <= 6, profile.name
         assert set(profile.pinned) <= set(framework_fit.CONSTANTS)
+
+
+def test_operands_of_8_bits_are_written_twice_where_a_weight_gradient_follows():
+    """128 tokens from 64 to 256 features: of the input 2 bytes read and 1 written forward, of the output's gradient as
+    many backward, and 1 each for the transposes that the weight gradient multiplies; a frozen base has none."""
+    quantised = Train(global_batch=8, seq_len=S, dtype="fp8")
+    frozen = msgspec.structs.replace(quantised, lora=Lora(rank=4), phase="lora")
+    for train, transposes in ((quantised, S * (64 + 256)), (frozen, 0)):
+        made = linear(context(parse("dp1 mb1"), GPT, train), "x", 256, 64)
+        (found,) = (piece for piece in made if piece.name == "x quantise")
+        assert found.forward.num_bytes == S * 64 * 3 and found.backward.num_bytes == S * 256 * 3 + transposes
+
+
+def test_megatron_bridge_sorts_tokens_in_one_kernel_however_many_its_other_chains_are():
+    sort = Elementwise(num_bytes=1e9, kernels=2, operator=PERMUTE)
+    one = standard(msgspec.structs.replace(load_framework("megatron-bridge"), elementwise_passes=2.0))
+    other = standard(msgspec.structs.replace(load_framework("torchtitan"), elementwise_passes=2.0))
+    assert (one.passes(sort), other.passes(sort)) == (1.0, 2.0)

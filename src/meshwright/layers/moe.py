@@ -14,7 +14,7 @@ from meshwright.layers.pieces import Context, Piece, dequantised, linear
 from meshwright.layers.placed import COLUMNS, REPLICATE, ROWS_CUT, TOKENS, crossing, moved
 from meshwright.spec.layers import Moe
 from meshwright.spec.lora import EXPERT_TARGETS
-from meshwright.work import Collective, Elementwise, Gemm, GroupedGemm, Routed
+from meshwright.work import PERMUTE, Collective, Elementwise, Gemm, GroupedGemm, Routed
 
 #: The piece that sorts tokens by expert: its forward needs to know how many each gets.
 SORTED = "permute tokens"
@@ -64,8 +64,8 @@ def stretches(c: Context, spec: Moe) -> tuple[list[Piece], list[Piece], list[Pie
         *_latent(c, spec, "latent in"),
         Piece(
             name=SORTED,
-            forward=Elementwise(num_bytes=routed + tokens * hidden * e, kernels=2),
-            backward=Elementwise(num_bytes=routed + tokens * hidden * e, kernels=2),
+            forward=Elementwise(num_bytes=routed + tokens * hidden * e, kernels=2, operator=PERMUTE),
+            backward=Elementwise(num_bytes=routed + tokens * hidden * e, kernels=2, operator=PERMUTE),
         ),
     ]
     second = [
@@ -78,8 +78,8 @@ def stretches(c: Context, spec: Moe) -> tuple[list[Piece], list[Piece], list[Pie
     third = [
         Piece(
             name="unpermute and weight",
-            forward=Elementwise(num_bytes=routed + tokens * hidden * e, kernels=2),
-            backward=Elementwise(num_bytes=2 * routed + tokens * hidden * e, kernels=2),
+            forward=Elementwise(num_bytes=routed + tokens * hidden * e, kernels=2, operator=PERMUTE),
+            backward=Elementwise(num_bytes=2 * routed + tokens * hidden * e, kernels=2, operator=PERMUTE),
             saved=routed,
         ),
         *_latent(c, spec, "latent out"),
@@ -195,11 +195,13 @@ def _grouped(c: Context, name: str, spec: Moe, rows: int, n: int, k: int, saved:
     grads = 4.0 if c.plan.precision.grads == "fp32" else 2.0
     pieces = []
     if dtype not in ("fp32", "fp16", "bf16"):
+        many = rows * imbalance
+        transposes = 0.0 if frozen else many * (n + k)  # what W multiplies, as of any product
         pieces.append(
             Piece(
                 name=f"{name} quantise",
-                forward=Elementwise(num_bytes=rows * imbalance * k * (e + 1), kernels=groups, fused=True),
-                backward=Elementwise(num_bytes=rows * imbalance * n * (e + 2), kernels=groups, fused=True),
+                forward=Elementwise(num_bytes=many * k * (e + 1), kernels=groups, fused=True),
+                backward=Elementwise(num_bytes=many * n * (e + 1) + transposes, kernels=groups, fused=True),
             )
         )
         saved *= c.low / e  # as of any product, the quantised operand is what stays for W

@@ -294,12 +294,14 @@ def linear(
     frozen = c.train.lora is not None
     pieces = []
     if dtype not in ("fp32", "fp16", "bf16"):
-        # read 16 bits, write the quantised operand; backward also writes its transpose for W
+        # read 16 bits, write the quantised operand. W multiplies the transposes of the output's gradient and of the
+        # input, which Transformer Engine writes beside operands: both are counted in the backward, as none serves them
+        transposes = 0.0 if frozen else m * n + m * k
         pieces.append(
             Piece(
                 name=f"{name} quantise",
                 forward=Elementwise(num_bytes=m * k * (e + 1), fused=True),
-                backward=Elementwise(num_bytes=m * n * (e + 2), fused=True),
+                backward=Elementwise(num_bytes=m * n * (e + 1) + transposes, fused=True),
             )
         )
         # what stays for W is the quantised operand, not the 16-bit one
