@@ -99,6 +99,13 @@ def test_papers_of_an_area_and_a_state(no_check, capsys, states):
     assert len(json.loads(out)["papers"]) == sum(s.state == "not yet" for s in states.values())
 
 
+def test_one_paper_is_shown_alone_and_an_unknown_one_told_the_nearest(no_check, capsys):
+    assert main(["papers", "Zero-Bubble", "--json"]) == 0
+    assert [one["id"] for one in json.loads(capsys.readouterr().out)["papers"]] == ["zero-bubble"]
+    assert main(["papers", "zero-buble"]) == 2
+    assert "did you mean zero-bubble" in capsys.readouterr().err
+
+
 def test_an_unknown_area_and_state_are_told_the_nearest_together(kept, capsys):
     code, _, err = run(capsys, "papers", "--area", "pipelin", "--state", "usabel")
     assert code == 2 and err.count("error[J002]") == 2

@@ -152,7 +152,7 @@ def test_the_batch_is_never_changed(words):
             "the plan needs 9 ranks",
             "tp, pp and cp must divide 8; to leave devices out, say a smaller cluster",
         ),
-        ("pp12", "the plan needs 12 ranks and 8xh100 has 8 devices", "take smaller axes"),
+        ("pp12", "the plan needs 12 ranks and 8xh100 has 8 devices", "take smaller axes, such as tp1 cp1 pp8"),
     ],
 )
 def test_ranks_that_are_not_the_devices_are_refused_with_the_dp_that_makes_them_so(words, message, help):

@@ -25,6 +25,7 @@ FORMAT_VERSION = 3
 class PapersOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of ``meshwright papers``."""
 
+    id: options.positional("ID", "Only this one, such as zero-bubble.") = ""
     area: options.text("AREA", "Only this area, such as pipeline.") = ""
     state: options.text("STATE", "Only usable, model-only, partly or not-yet.") = ""
     all: options.switch("List the papers that are not yet reproduced too, rather than count them.") = False
@@ -40,7 +41,7 @@ def run(argv: list[str]) -> int:
     given, wrong = options.read(PapersOptions, argv, command="papers", description=DESCRIPTION)
     for option in ("write", "report", "markdown"):
         wrong += unwritable(getattr(given, option), f"--{option}")
-    from meshwright.papers.record import areas, papers
+    from meshwright.papers.record import areas, paper, papers
     from meshwright.papers.shipped import differences, shipped
     from meshwright.papers.state import STATES
 
@@ -49,11 +50,17 @@ def run(argv: list[str]) -> int:
         if word and word not in known:
             help = nearest(word, list(known))
             wrong.append(Diagnostic(code="J002", message=f"no {option[2:]} {word!r}", place=option, help=help))
+    if given.id and given.id.lower() not in papers():
+        try:
+            paper(given.id)
+        except MeshwrightError as error:
+            wrong += error.diagnostics
     if given.write:
         wrong += _unfit_to_write(given)
     if wrong:
         raise MeshwrightError(wrong)
-    chosen = {name for name, paper in papers().items() if given.area in ("", paper.area)}
+    chosen = {name for name, one in papers().items() if given.area in ("", one.area)}
+    chosen &= {given.id.lower()} if given.id else chosen
     found = _checked(chosen) if given.check else shipped().states
     differs = differences(shipped().states, found) if given.check else []
     rows = [(papers()[name], found[name]) for name in papers() if name in chosen]
@@ -72,7 +79,7 @@ def run(argv: list[str]) -> int:
     else:
         from meshwright.report.papers_text import compared, table
 
-        folded = not (given.all or state)
+        folded = not (given.all or state or given.id)
         table(rows, console(), said="" if given.check else shipped().said, folded=folded)
         if given.check:
             compared(found, differs, console())
@@ -91,9 +98,12 @@ def run(argv: list[str]) -> int:
 
 def _unfit_to_write(given: PapersOptions) -> list[Diagnostic]:
     """J007 where not everything would be checked; X-codes where what that needs is not installed."""
-    part = [name for name in ("area", "state") if getattr(given, name)]
+    part = [name for name in ("id", "area", "state") if getattr(given, name)]
     wrong = [] if given.check else [("--write writes what --check finds", "add --check")]
-    wrong += [(f"--{name} leaves rows out, and all are shipped", f"leave --{name} out") for name in part]
+    wrong += [
+        (f"{'an ID' if name == 'id' else f'--{name}'} leaves rows out, and all are shipped", "leave it out")
+        for name in part
+    ]
     found = [Diagnostic(code="J007", message=what, place="--write", help=help) for what, help in wrong]
     return found + lacking("papers --check --write", "torch")
 

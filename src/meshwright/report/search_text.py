@@ -88,7 +88,8 @@ def sure(found: Found) -> list[str]:
     chance = f"the first is the fastest of the {rest + 1} with a probability of {one.best_probability:.0%}"
     if not one.alike:
         return [f"{chance}; none of the others is a tie with it"]
-    lines = [f"{chance}; {one.alike} of the other {rest} are ties with it (=)"]
+    ties = f"{one.alike} of the other {rest} are ties" if one.alike < rest else "every other one is a tie"
+    lines = [f"{chance}; {ties} with it (=)"]
     if one.decides is not None:
         lines.append(
             f"to decide, measure {one.decides.measure} ({one.decides.share:.0%} of the uncertainty between the two "

@@ -137,7 +137,8 @@ def _ranks(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator
     else:
         message = f"the plan has {layout.num_ranks} ranks and {cluster.name} has {have} devices"
     if other > have:
-        help = "take smaller axes"
+        fits = [pp for pp in divisors(have) if have % (layout.tp * layout.cp * pp) == 0]
+        help = "take smaller axes" + (f", such as tp{layout.tp} cp{layout.cp} pp{fits[-1]}" if fits else "")
     elif have % other == 0:
         help = f"with these tp, pp and cp, dp is {have // other}"
     else:
