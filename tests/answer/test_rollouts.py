@@ -168,3 +168,5 @@ def test_the_command_answers_and_refuses_what_rollouts_say_themselves(capsys):
     assert main([*command, "--train", "batch=3,seq=2048", "--days", "3"]) == 2
     said = capsys.readouterr().err
     assert "error[W005]" in said and "error[X004]" in said
+    assert main([*command, "--train", "seq=2048", "--trace", "t.json"]) == 2
+    assert "no timeline of rollouts is written" in (said := capsys.readouterr().err) and "--report FILE writes" in said

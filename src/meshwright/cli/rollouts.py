@@ -18,7 +18,7 @@ NEEDED = WANTED | {
 }
 #: Options of other questions, and files that are written of these alone.
 OTHERS = ("serve", "denoise", *GOAL, "world")
-FILES = ("trace", "job_trace", "records", "slo", "engine_profile")
+FILES = ("job_trace", "records", "slo", "engine_profile")
 #: Words of a training step that rollouts say in its place.
 FROM_ROLLOUTS = {
     "batch": "the rollouts say how many trajectories a step trains on: prompts= times samples=",
@@ -73,4 +73,8 @@ def _of_others(question: Question, given: Any) -> list[Diagnostic]:
     said = [f"--{name}" for name in OTHERS if getattr(question, name)]
     said += [f"--{name.replace('_', '-')}" for name in FILES if getattr(given, name, "")]
     where, help = "meshwright predict --rollout", "drop it, or drop --rollout"
-    return [Diagnostic(code="X004", message=f"{n} says nothing of rollouts", place=where, help=help) for n in said]
+    found = [Diagnostic(code="X004", message=f"{n} says nothing of rollouts", place=where, help=help) for n in said]
+    if given.trace:
+        message, instead = "no timeline of rollouts is written", "--report FILE writes what both sides do and wait for"
+        found.append(Diagnostic(code="X004", message=message, place="--trace", help=instead))
+    return found
