@@ -158,7 +158,7 @@ def test_the_usual_room_is_left_where_a_plan_leaves_it_and_the_fastest_that_does
     assert found.risky.step_time_s == min(fits)[0] and found.risky.wins == 1 - min(fits)[0] / least
     (title, _), lines = search_text.excluded(found)[0], found.to_json()["risky"]["reasons"]
     assert title.startswith("Faster by") and "fits with a probability of" in lines[0] and "--risk" in lines[0]
-    assert "--risk says another" in search_text.demanded(found)
+    assert "--risk sets another" in search_text.demanded(found)
 
 
 def test_where_no_plan_leaves_the_usual_room_the_best_of_all_is_shown_with_how_sure_it_is(dense):
