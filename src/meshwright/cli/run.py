@@ -32,7 +32,7 @@ from meshwright.cli.run_options import (
     STEPS,
     RunOptions,
 )
-from meshwright.cli.run_rates import by_policy
+from meshwright.cli.run_rates import by_policy, usual_of
 from meshwright.cli.run_room import of_files, without_room
 from meshwright.cli.run_swarm import swarmed, wrong_peers
 from meshwright.cli.run_worlds import bad, elastic, measured, recovered, unelastic, unknown, wrong_world
@@ -278,7 +278,7 @@ def _job(given: RunOptions, numbers: dict[str, Any], precision: str, predicted: 
     set_by = {"decay": "decay_steps"} | {f: f for f in ("lr", "warmup", "clip", "seed", "min_lr", "weight_decay")}
     nodes = 1 if given.link else prediction.cluster.islands[0].node.devices  # linked ranks have a host each
     said = {f: numbers[o] for o, f in set_by.items() if o in numbers}
-    settings = Settings(precision=precision, node_ranks=nodes, drives=given.drives, **said)
+    settings = Settings(precision=precision, node_ranks=nodes, drives=given.drives, **usual_of(model) | said)
     if given.schedule:
         settings = msgspec.structs.replace(settings, schedule=given.schedule)
     if given.betas:

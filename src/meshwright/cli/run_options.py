@@ -91,7 +91,9 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     decay: options.text("COUNT", "Step at which it has come down to --min-lr of itself; constant if left out.") = ""
     schedule: options.text("WAY", "How it comes down: cosine, linear, or wsd (over the last tenth of the steps).") = ""
     min_lr: options.text("SHARE", "What is left of the learning rate at --decay; 0.1 if left out.") = ""
-    weight_decay: options.text("RATE", "Decoupled weight decay of matrices; 0.1 if left out.") = ""
+    weight_decay: options.text(
+        "RATE", "Weight decay of matrices, decoupled in AdamW; 0.1 if left out, 0.0001 of classifiers."
+    ) = ""
     betas: options.text("B1,B2", "Decay of the first and second moment; 0.9,0.95 if left out.") = ""
     keep: options.text("COUNT", "Newest checkpoints that are kept; 2 if left out.") = ""
     eval_every: options.text("COUNT", "Steps between measurements of the loss on data that are not trained on.") = ""
