@@ -15,6 +15,8 @@ from meshwright.papers.checks.federated import RegressionClients, rounds_of
 from meshwright.plan import check, parse
 from meshwright.plan.executable import unexecutable
 from meshwright.run import clients, data, launch, loop
+from meshwright.run.checkpoint import Meta, identity, save
+from meshwright.run.checkpoint import load as load_checkpoint
 from meshwright.run.data import tokenizer
 from meshwright.run.settings import Settings
 from meshwright.run.world import World
@@ -25,7 +27,7 @@ from meshwright.sync.codecs import codec
 from meshwright.sync.policy import read as policy
 from meshwright.world.crowd import Crowd, factors
 from tests.run import codes, local
-from tests.run.classifiers import FEATURES, PERCEPTRON, SOFTMAX, TRAIN, VGG, model
+from tests.run.classifiers import FEATURES, PERCEPTRON, SOFTMAX, TRAIN, VGG, begun, model, steps
 from tests.run.processes import launch as launch_forked
 from tests.run.processes import launch_kept
 from tests.run.small import differences
@@ -136,6 +138,36 @@ def test_rounds_of_one_step_of_plain_sgd_are_steps_together():
     one, other = (launch_kept(2, held_by, f"dp2 mb4{words}", train)[0] for words in ("", " sync=local:h=1"))
     assert max(differences(local.whole([one], "param"), local.whole([other], "param")).values()) < 1e-12
     assert all(torch.is_tensor(values) for *_, values in one)
+
+
+def through_a_checkpoint(rank, text, root):
+    """The statistics of a rank behind three steps, and those and the parameters behind four: of a run that went on,
+    and of one that went on from what it had saved."""
+    of, ended = model(VGG), []
+    for again in (False, True):
+        trainer = begun(of, text)
+        if again:
+            load_checkpoint(root, trainer.pieces(), trainer.mesh["world"], model_hash=identity(of))
+            trainer.set_step(3)
+        else:
+            steps(trainer, 0, 3)
+            judged = [norm.common.clone() for norm in trainer.statistics.norms]
+            own = [norm.running.clone() for norm in trainer.statistics.norms]
+            about = {"seed": 0, "model": "small", "model_hash": identity(of), "plan": text, "world": 2}
+            save(root, trainer.pieces(), Meta(step=3, **about), trainer.mesh["world"])
+        steps(trainer, 3, 4)
+        ended.append([piece.values.detach().clone() for piece in trainer.pieces() if piece.key.startswith("param")])
+    return judged, own, *ended
+
+
+@pytest.mark.parametrize("words", ["local:h=2", "gossip"])
+def test_replicas_that_differ_keep_and_save_statistics_of_their_own(words, tmp_path):
+    (judged, own, went_on, again), (_, other, *both) = launch_kept(
+        2, through_a_checkpoint, f"dp2 mb4 sync={words}", tmp_path
+    )
+    assert all((a == b).all() for a, b in zip(judged, own)) and any((a != b).any() for a, b in zip(own, other))
+    for one, same in ((went_on, again), both):
+        assert len(one) == len(same) and all((a == b).all() for a, b in zip(one, same))
 
 
 def of_images(rank, asked):

@@ -84,7 +84,10 @@ class RunningStatistics:
     def __init__(self, stages: Iterable[nn.Module], mesh: ProcessMesh, clients: bool = False):
         """`clients`: replicas are clients of a server, which keep their own until the run is over."""
         self.norms = [one for stage in stages for one in stage.modules() if isinstance(one, BatchNorm)]
-        self.every, self.own, self.clients = mesh["data"], mesh["shard"], clients
+        self.every, self.clients = mesh["data"], clients
+        together = set(mesh["data"].ranks) & set(mesh["worker"].ranks)
+        #: The ranks that step together with this one, and hold the same norms.
+        self.own = next(mesh[name] for name in ("self", "shard", "data") if set(mesh[name].ranks) == together)
         for norm in self.norms if self.every.alone or clients else ():
             norm.common = norm.running
 
