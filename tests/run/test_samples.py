@@ -3,6 +3,7 @@
 import gzip
 import json
 import struct
+import zipfile
 
 import msgspec
 import numpy as np
@@ -91,7 +92,8 @@ def test_images_are_changed_by_seed_and_place_whoever_makes_them(tmp_path):
     assert made == {tuple(range(9)), (2, 1, 0, 5, 4, 3, 8, 7, 6)}
     shifted = {tuple(Augment(crop=1).changed(image, 0, np.array([place])).ravel()) for place in range(200)}
     assert len(shifted) == 9 and (4, 5, 0, 7, 8, 0, 0, 0, 0) in shifted
-    assert [read(word) for word in ("flip+flip", "crop", "crop=0", "turn")] == [None] * 4
+    wrong = ("flip+flip", "crop", "crop=0", "turn", "flip+", "crop=٣")
+    assert [read(word) for word in wrong] == [None] * len(wrong)
     assert read("flip+crop=4").text() == "flip+crop=4"
 
 
@@ -185,6 +187,30 @@ WRONG = {
         "D013",
         r"of the shape \[8, 16, 3\], and small reads 3",
     ),
+    "one label": ({"images": BYTES, "labels": 3}, "D012", r"labels has the shape \[\]"),
+    "labels beyond 63 bits": (
+        {"images": BYTES, "labels": np.full(COUNT, 2**64 - 1, np.uint64)},
+        "D012",
+        "labels has the value 18446744073709551615",
+    ),
+    "mean of words": ({"images": BYTES, "labels": LABELS, "mean": "half"}, "D012", "mean are of type"),
+    "mean of nothing": (
+        {"images": BYTES, "labels": LABELS, "mean": [np.nan]},
+        "D012",
+        "mean has a value that is not f",
+    ),
+    "mean of maps": ({"images": BYTES, "labels": LABELS, "mean": np.ones((3, 1, 1))}, "D012", "mean has the shape"),
+    "mean of two": (
+        {"images": BYTES, "labels": LABELS, "mean": [0.5, 0.4]},
+        "D013",
+        "mean is said of 2 channels, and small reads 3",
+    ),
+    "no deviation": ({"images": BYTES, "labels": LABELS, "std": [1.0, 1.0, 0.0]}, "D012", "std has the value 0"),
+    "clients that are none": (
+        {"images": BYTES, "labels": LABELS, "clients": np.full(COUNT, np.nan)},
+        "D012",
+        "clients has a value that is not finite",
+    ),
     "few": ({"images": BYTES[:4], "labels": LABELS[:4]}, "D005", "there are 4 samples, and a step trains 8"),
 }
 
@@ -199,6 +225,68 @@ def test_what_is_wrong_with_samples_is_said(case, tmp_path):
 def test_objects_are_never_unpickled(tmp_path):
     with pytest.raises(MeshwrightError, match=r"D012"):
         opened(tmp_path, images=BYTES, labels=np.array([{}] * COUNT, object))
+    beside = opened(tmp_path, images=BYTES, labels=LABELS, about=np.array([{}], object))  # not read at all
+    assert beside.batch(0).tokens.shape == (8, 3, SIDE, SIDE)
+
+
+def damaged(path, how):
+    """Make a .npz of another kind, or damage it."""
+    if how == "array":
+        with path.open("wb") as file:
+            np.save(file, BYTES)
+        return "no zip file of arrays"
+    if how == "text":
+        path.write_text("some text")
+        return "no zip file of arrays"
+    if how == "entry":
+        with zipfile.ZipFile(path, "w") as file:
+            file.writestr("labels", "1 2 3")
+            file.writestr("images.npy", b"no array")
+        return "images is no array|magic string|no array"
+    np.savez_compressed(path, images=BYTES, labels=LABELS)
+    held = bytearray(path.read_bytes())
+    if how == "cut":
+        path.write_bytes(held[: len(held) // 2])
+        return "only a part of one"
+    held[100:4000] = bytes(one ^ 0x5A for one in held[100:4000])
+    path.write_bytes(held)
+    return "decompress|CRC"
+
+
+@pytest.mark.parametrize("how", ["array", "text", "entry", "cut", "turned bits"])
+def test_a_damaged_file_is_one_clear_error(how, tmp_path):
+    words = damaged(tmp_path / "some.npz", how)
+    with pytest.raises(MeshwrightError, match=rf"D012[\s\S]*not labelled samples: .*({words})"):
+        data.build(str(tmp_path / "some.npz"), tokenizer.Bytes(), tmp_path / "cache")
+
+
+REFUSED = {
+    "--lengths out.csv": "some reads no text",
+    "--tokenizer bytes": "some reads no text",
+    "--model other.json": "name one of them",
+    "--eval-data good.npz": "--eval-every says when",
+    "--world skew=0.3": "replicas of this plan are none",
+    "--plan dp2_mb4_sync=fedavg:h=2 --on 2xh100 --data whose.npz --world skew=0.3": "samples say whose each is",
+    "--eval-every 1 --eval-data bad.npz": "--eval-data bad.npz",
+    "--eval-every 1 --eval-data none.npz": "--eval-data none.npz",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_options_that_do_not_go_with_samples_are_one_clear_error(words, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "some.json").write_text(json.dumps(SOFTMAX))
+    np.savez("good.npz", features=RNG.normal(size=(40, 12)), labels=LABELS)
+    np.savez("whose.npz", features=RNG.normal(size=(40, 12)), labels=LABELS, clients=LABELS)
+    np.savez("bad.npz", features=RNG.normal(size=(40, 12)))
+    asked = {"--on": "1xh100", "--train": "batch=8,features=12", "--plan": "dp1 mb8", "--data": "good.npz"}
+    said = [word.replace("_", " ") for word in words.split()]
+    asked |= dict(zip(said[::2], said[1::2]))
+    options = [word for one in asked.items() for word in one]
+    assert main(["run", "some.json", *options, "--out", "out", "--device", "cpu"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("error[") == 1 and REFUSED[words] in said and not (tmp_path / "out").exists()
 
 
 def test_text_and_samples_are_not_taken_for_one_another(tmp_path):

@@ -16,7 +16,7 @@ from meshwright.cli.needs import lacking
 from meshwright.cli.output import console, note, print_json, unwritable
 from meshwright.cli.question import OPTIONAL, WANTED, asked, read_parts
 from meshwright.cli.run_adapters import EXPORTS, adapted, reported, weights_of
-from meshwright.cli.run_data import changes, not_there, opened, share_held_out
+from meshwright.cli.run_data import not_there, opened, share_held_out, wrong_samples
 from meshwright.cli.run_feeding import batch_seconds, waits, wrong_workers
 from meshwright.cli.run_graph import is_graph_run, run_graph
 from meshwright.cli.run_linked import contradictions, on_links, over
@@ -35,7 +35,7 @@ from meshwright.cli.run_options import (
 from meshwright.cli.run_rates import by_policy, usual_of
 from meshwright.cli.run_room import of_files, without_room
 from meshwright.cli.run_swarm import swarmed, wrong_peers
-from meshwright.cli.run_worlds import bad, elastic, measured, recovered, unelastic, unknown, wrong_world
+from meshwright.cli.run_worlds import bad, elastic, measured, no_clients, recovered, unelastic, unknown, wrong_world
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.run.environment import is_first, launched, num_cores, num_threads
 from meshwright.spec.decay import SCHEDULES
@@ -201,7 +201,7 @@ def _read(given: RunOptions, wrong: list[Diagnostic]) -> tuple[Job, Callable[[An
     wrong += unwritable(given.routing, "--routing") + unwritable(given.variances, "--variances")
     wrong += unwritable(given.job_trace, "--job-trace") + reported(given)
     wrong += _contradictions(given) + contradictions(given.link, given.device, given.world) + lacking("run", *NEEDED)
-    wrong += [one for name in (given.data, given.eval_data) if name for one in not_there(name)] if not wrong else []
+    wrong += not_there(given) if not wrong else []
     parts, found = read_parts(question)
     peers = [part for part in parts if isinstance(part, Plan) and part.asks_peers]
     wrong += wrong_peers(given, peers[0]) if peers else wrong_world(given)
@@ -223,7 +223,7 @@ def _read(given: RunOptions, wrong: list[Diagnostic]) -> tuple[Job, Callable[[An
         wrong.append(bad(f"--routing {given.routing}", f"{model.name} has no experts that a router chooses among"))
     if given.variances and not any(map(lowered.read, plan.kinds.lowered)):
         wrong.append(bad(f"--variances {given.variances}", "the plan has no operators in fewer bits: say lowered=bf16"))
-    changes(given, model, wrong)
+    wrong += wrong_samples(given, model) + ([] if plan.asks_peers or wrong else no_clients(given, plan))
     wrong += check(plan, model, cluster, train) or unexecutable(plan, model, train, precision=precision)
     if wrong:
         raise MeshwrightError(wrong)
@@ -256,6 +256,7 @@ def _job(given: RunOptions, numbers: dict[str, Any], precision: str, predicted: 
     each machine does it for itself."""
     from meshwright.plan.slices import Portions, portions_of
     from meshwright.run.companions import origin_of
+    from meshwright.run.data import augment
     from meshwright.run.job import KEEP, Job
     from meshwright.run.settings import Settings
 
@@ -299,7 +300,7 @@ def _job(given: RunOptions, numbers: dict[str, Any], precision: str, predicted: 
         corpus=found.corpus,
         judged_text=given.eval_data,
         judged_corpus=found.judged,
-        augment=changes(given, model, []),
+        augment=augment.read(given.augment),
         steps=numbers.get("steps", steps),
         out=given.out,
         resume=given.resume,
@@ -346,6 +347,9 @@ def _contradictions(given: RunOptions) -> list[Diagnostic]:
     """Return a diagnostic for each option with an unknown value, for options that exclude one another, and for an
     output folder that cannot be used."""
     out = []
+    if given.model and given.plan_file and not given.plan_file.endswith(".toml"):
+        help = f"{given.plan_file} is a model too, and --model replaces that of a .toml file: name one of them"
+        out.append(bad(f"--model {given.model}", help))
     known_words = (("device", DEVICES), ("dtype", DTYPES), ("scale_lr", SCALES), ("schedule", SCHEDULES))
     for option, known in known_words:
         said = getattr(given, option)
@@ -355,7 +359,8 @@ def _contradictions(given: RunOptions) -> list[Diagnostic]:
         out.append(
             bad("--scale-lr without --base-batch, or the reverse", "say both: --scale-lr linear --base-batch 32")
         )
-    for option, needs in (("held_out", "eval_every"), ("schedule", "decay"), ("min_lr", "decay")):
+    needed = (("held_out", "eval_every"), ("eval_data", "eval_every"), ("schedule", "decay"), ("min_lr", "decay"))
+    for option, needs in needed:
         if getattr(given, option) and not getattr(given, needs):
             said, other = (f"--{one.replace('_', '-')}" for one in (option, needs))
             out.append(bad(said, f"it says how, and {other} says when: add it"))

@@ -14,9 +14,12 @@ from meshwright.run.environment import launched
 if TYPE_CHECKING:
     from meshwright.cli.run_options import RunOptions
     from meshwright.plan import Plan
-    from meshwright.run.data import Augment
     from meshwright.spec.model import Model
     from meshwright.spec.workload import Train
+
+
+#: The option that names what a run is judged by.
+EVAL_DATA = "--eval-data"
 
 
 class OpenedData(NamedTuple):
@@ -28,28 +31,33 @@ class OpenedData(NamedTuple):
     text: Any = None
 
 
-def not_there(name: str) -> list[Diagnostic]:
+def not_there(given: RunOptions) -> list[Diagnostic]:
     """The diagnostics of data that are not there, before anything is said of what training on them would take; under a
     launcher every machine looks for itself."""
     from meshwright.run import data
+    from meshwright.run.data.named import DATA, said_by
 
-    if launched():
-        return []
-    try:
-        data.look(name)
-    except MeshwrightError as error:
-        return list(error.diagnostics)
-    return []
+    wrong: list[Diagnostic] = []
+    for option, name in ((DATA, given.data), (EVAL_DATA, given.eval_data)):
+        if not name or launched():
+            continue
+        try:
+            with said_by(option):
+                data.look(name)
+        except MeshwrightError as error:
+            wrong += error.diagnostics
+    return wrong
 
 
-def changes(given: RunOptions, model: Model, wrong: list[Diagnostic]) -> Augment:
-    """Return how images are changed; what is wrong with options of labelled samples goes to `wrong`."""
-    from meshwright.run.data.augment import Augment, read
+def wrong_samples(given: RunOptions, model: Model) -> list[Diagnostic]:
+    """The diagnostics of options of labelled samples for a model that reads none, and of options of text for one that
+    does."""
+    from meshwright.run.data.augment import read
     from meshwright.spec import naming
     from meshwright.spec.convolution import ImageStem
 
-    found = read(given.augment)
-    if found is None:
+    wrong: list[Diagnostic] = []
+    if read(given.augment) is None:
         wrong.append(bad(f"--augment {given.augment}", "say flip, crop=4 (pixels), or flip+crop=4"))
     elif given.augment and not isinstance(model.embedding, ImageStem):
         wrong.append(bad(f"--augment {given.augment}", f"{model.name} reads no images: drop it"))
@@ -57,9 +65,10 @@ def changes(given: RunOptions, model: Model, wrong: list[Diagnostic]) -> Augment
         wrong.append(bad(f"--eval-data {given.eval_data}", "text is held out of --data, by --held-out: drop it"))
     if given.eval_data and given.held_out:
         wrong.append(bad("--held-out --eval-data", "a share of --data is held out, or another file: keep one of them"))
-    if given.eval_data and not given.eval_every:
-        wrong.append(bad("--eval-data", "it says by what, and --eval-every says when: add it"))
-    return found or Augment()
+    for option, said in (("--tokenizer", given.tokenizer), ("--lengths", given.lengths)):
+        if said and naming.classifies(model):
+            wrong.append(bad(f"{option} {said}", f"{model.name} reads no text: drop it"))
+    return wrong
 
 
 def opened(given: RunOptions, model: Model, train: Train, plan: Plan, words: str, share: float) -> OpenedData:
@@ -71,24 +80,30 @@ def opened(given: RunOptions, model: Model, train: Train, plan: Plan, words: str
     """
     from meshwright.run import data
     from meshwright.run.data import tokenizer
+    from meshwright.run.data.named import DATA, said_by
+    from meshwright.world.trace import read
 
     def load(name: str, option: str) -> tuple[str, Any]:
-        folder = data.build(name, tokenizer.load(words), data.cache_folder(), say=note)
+        with said_by(option):
+            folder = data.build(name, tokenizer.load(words), data.cache_folder(), say=note)
         microbatch = plan.pools[0].plan.pipeline.microbatch
         how = {"vocab": model.vocab, "model": model, "microbatch": microbatch, "place": f"{option} {name}"}
         return str(folder), data.load(folder, train, **how)
 
     if launched():
         return OpenedData()
-    corpus, text = load(given.data, "--data")
+    corpus, text = load(given.data, DATA)
+    if getattr(text, "clients", None) is not None and given.world and (said := read(given.world).clients) and said.skew:
+        help = "samples say whose each is (clients [N]): drop one of them"
+        raise MeshwrightError([bad(f"--world skew={said.skew:g}", help)])
     judged = ""
     if given.eval_data:
-        judged, _ = load(given.eval_data, "--eval-data")
+        judged, _ = load(given.eval_data, EVAL_DATA)
     elif given.eval_every:
         _check_held_out(text, share, given.data)
     if given.lengths and not isinstance(text, data.Corpus):
         help = "name one text after the other, with --lengths for each"
-        raise MeshwrightError.one("D009", "--lengths writes those of one text", f"--data {given.data}", help=help)
+        raise MeshwrightError.one("D009", "--lengths writes those of one text", place=f"{DATA} {given.data}", help=help)
     if given.lengths:
         count = data.write_lengths(text, Path(given.lengths))
         note(f"wrote {given.lengths}: {count:,} documents, for --train ...,lengths={given.lengths}")

@@ -12,6 +12,7 @@ from meshwright.run.environment import launched
 
 if TYPE_CHECKING:
     from meshwright.answer.prediction import Prediction
+    from meshwright.plan import Plan
     from meshwright.run.elastic.launcher import ElasticRun
     from meshwright.run.job import Job
 
@@ -55,6 +56,19 @@ def wrong_world(given: Any) -> list[Diagnostic]:
     if launched() and not given.elastic:
         out.append(bad(place, "processes are killed where meshwright starts them: run it without a launcher"))
     return out
+
+
+def no_clients(given: Any, plan: Plan) -> list[Diagnostic]:
+    """List the words of a world that say how clients differ, where replicas of the plan are none."""
+    from meshwright.sync.policy import read as policy
+    from meshwright.world.trace import read
+
+    if not given.world or read(given.world).clients is None:
+        return []
+    if not plan.several and policy(plan.sync.policy).rule.decider is not None:
+        return []
+    help = "clients differ, and replicas of this plan are none: say a sync of clients, such as sync=fedavg:h=8"
+    return [bad(f"--world {given.world}", help)]
 
 
 def unknown(given: Any, job: Job) -> list[Diagnostic]:

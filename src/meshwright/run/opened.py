@@ -8,6 +8,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.run import data
 from meshwright.run.agree import agree, share
 from meshwright.run.data import tokenizer
+from meshwright.run.data.named import DATA, said_by
 from meshwright.run.job import Job
 from meshwright.run.mesh import ProcessMesh
 from meshwright.run.trainer import Trainer
@@ -16,7 +17,7 @@ from meshwright.run.world import World
 
 def open_corpus(world: World, job: Job, place: ProcessMesh) -> data.Corpus:
     """The corpus on every rank; where it has to be built, one rank of each machine does so."""
-    return _opened(world, job, place, job.text, job.corpus, "--data")
+    return _opened(world, job, place, job.text, job.corpus, DATA)
 
 
 def _opened(world: World, job: Job, place: ProcessMesh, text: str, built: str, option: str) -> data.Corpus:
@@ -24,7 +25,8 @@ def _opened(world: World, job: Job, place: ProcessMesh, text: str, built: str, o
     folder, wrong = built, ()
     if not folder and world.local_rank == 0:
         try:
-            folder = str(data.build(text, tokenizer.load(job.tokenizer), data.cache_folder()))
+            with said_by(option):
+                folder = str(data.build(text, tokenizer.load(job.tokenizer), data.cache_folder()))
         except MeshwrightError as error:
             wrong = error.diagnostics
     agree(place["world"], wrong, place.device)

@@ -57,11 +57,11 @@ def _shifted(image: NDArray[Any], down: int, right: int) -> NDArray[Any]:
 def read(text: str) -> Augment | None:
     """Read what ``flip+crop=4`` says; None for anything else."""
     said: dict[str, int] = {}
-    for word in filter(None, text.split("+")):
+    for word in text.split("+") if text else ():
         name, mark, number = word.partition("=")
         if name in said or (name, bool(mark)) not in ((FLIP, False), (CROP, True)):
             return None
-        if mark and not (number.isdecimal() and 0 < int(number) <= MOST_SHIFT):
+        if mark and not (number.isascii() and number.isdecimal() and 0 < int(number) <= MOST_SHIFT):
             return None
         said[name] = int(number) if mark else 1
     return Augment(flip=FLIP in said, crop=said.get(CROP, 0))

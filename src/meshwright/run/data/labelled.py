@@ -12,9 +12,10 @@ from __future__ import annotations
 import gzip
 import hashlib
 import struct
+import zlib
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
+from zipfile import BadZipFile, is_zipfile
 
 import msgspec
 import numpy as np
@@ -24,13 +25,17 @@ from meshwright.errors import MeshwrightError
 
 META, INPUTS, LABELS, CLIENTS = "labelled.json", "inputs.bin", "labels.bin", "clients.bin"
 #: Part of a build's key, so that another version builds another.
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 #: Where the two forms of CIFAR lie in a row of bytes: labels first, then red, green and blue of 32 x 32 pixels.
 CIFAR_SIDE, CIFAR10_LABELS, CIFAR100_LABELS = 32, 1, 2
 #: The beginning of MNIST's files: two zero bytes, bytes as the type, and how many dimensions there are.
 IDX_IMAGES, IDX_LABELS = b"\0\0\x08\x03", b"\0\0\x08\x01"
-#: Bytes that images of bytes are normalised by unless a file says it.
+#: Mean and standard deviation that bytes are normalised by, once they are between 0 and 1, unless a file says it.
 USUAL = 0.5
+#: Arrays of a .npz that are read; others may lie beside them.
+_INPUTS, _ARRAYS = ("images", "features"), ("images", "features", "labels", "mean", "std", "clients")
+#: Raised for files that are damaged, encrypted or packed as nothing here unpacks, or say sizes that no memory holds.
+_UNREADABLE = (OSError, ValueError, RuntimeError, MemoryError, EOFError, BadZipFile, zlib.error, struct.error)
 _HELP = "a .npz with labels [N] and images [N, H, W, C] or features [N, F], CIFAR's binary files or MNIST's idx files"
 
 
@@ -107,15 +112,27 @@ def read(name: str) -> dict[str, NDArray[Any]]:
     first, *_ = every = samples(name)
     try:
         if first.suffix == ".npz":
-            with np.load(first, allow_pickle=False) as found:
-                arrays = {key: found[key] for key in found.files}
+            arrays = _zipped(first)
         elif first.suffix == ".bin":
             arrays = _cifar(every)
         else:
             arrays = {"images": _idx(first, IDX_IMAGES), "labels": _idx(every[1], IDX_LABELS)}
-    except (OSError, ValueError, BadZipFile, EOFError, struct.error) as error:
+    except _UNREADABLE as error:
         raise _bad(name, str(error)) from None
     _check(arrays, name)
+    return arrays
+
+
+def _zipped(path: Path) -> dict[str, NDArray[Any]]:
+    if not is_zipfile(path):
+        raise ValueError("it is no zip file of arrays, as numpy.savez writes it, or only a part of one")
+    with np.load(path, allow_pickle=False) as found:
+        if "labels" not in found.files or sum(key in found.files for key in _INPUTS) != 1:
+            raise ValueError(f"its arrays are {', '.join(sorted(found.files)) or 'none'}")
+        arrays = {key: found[key] for key in _ARRAYS if key in found.files}
+    for key, values in arrays.items():
+        if not isinstance(values, np.ndarray):
+            raise ValueError(f"{key} is no array")
     return arrays
 
 
@@ -143,19 +160,26 @@ def _idx(path: Path, magic: bytes) -> NDArray[Any]:
 
 def _check(arrays: dict[str, NDArray[Any]], name: str) -> None:
     """Raise D012 for arrays that are no labelled samples."""
-    inputs = [key for key in ("images", "features") if key in arrays]
-    if len(inputs) != 1 or "labels" not in arrays:
-        raise _bad(name, f"its arrays are {', '.join(sorted(arrays)) or 'none'}")
-    values, labels = arrays[inputs[0]], arrays["labels"]
-    for key, array in ((inputs[0], values), ("labels", labels)):
-        if array.dtype.kind not in "uif":
+    kind = "images" if "images" in arrays else "features"
+    values, labels = arrays[kind], arrays["labels"]
+    for key, array in arrays.items():
+        if array.dtype.kind not in ("uif" if key != "clients" else "uifUS"):
             raise _bad(name, f"{key} are of type {array.dtype}, which is no number")
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise _bad(name, f"{key} has a value that is not finite", "put numbers for NaN and inf")
-    if values.ndim not in ((3, 4) if inputs[0] == "images" else (2,)):
-        raise _bad(name, f"{inputs[0]} has the shape {list(values.shape)}")
+    if values.ndim not in ((3, 4) if kind == "images" else (2,)):
+        raise _bad(name, f"{kind} has the shape {list(values.shape)}")
+    if not labels.ndim:
+        raise _bad(name, "labels has the shape []")
     if len(values) != len(labels) or not len(values):
-        raise _bad(name, f"there are {len(values):,} {inputs[0]} and {len(labels):,} labels")
+        raise _bad(name, f"there are {len(values):,} {kind} and {len(labels):,} labels")
+    if labels.dtype.kind == "u" and (most := int(labels.max())) > np.iinfo(np.int64).max:
+        raise _bad(name, f"labels has the value {most}", "number classes from 0")
+    for key in ("mean", "std"):
+        if key in arrays and (arrays[key].ndim > 1 or not arrays[key].size):
+            raise _bad(name, f"{key} has the shape {list(arrays[key].shape)}", f"{key} [channels], or one for all")
+    if "std" in arrays and (least := float(arrays["std"].min())) <= 0:
+        raise _bad(name, f"std has the value {least:g}", "std [channels] above 0, by which channels are divided")
     if "clients" in arrays and arrays["clients"].shape != (len(labels),):
         raise _bad(name, f"clients has the shape {list(arrays['clients'].shape)}, and there are {len(labels):,} labels")
 

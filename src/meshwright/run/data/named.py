@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 from meshwright.errors import Diagnostic, MeshwrightError
 
@@ -14,6 +18,23 @@ class NamedText(NamedTuple):
 
     name: str
     share: float
+
+
+#: The option that names what is trained on.
+DATA = "--data"
+
+
+@contextmanager
+def said_by(option: str) -> Iterator[None]:
+    """Have what is wrong with data that another `option` names said of that one."""
+    try:
+        yield
+    except MeshwrightError as error:
+        found = []
+        for one in error.diagnostics:
+            own, name = one.place.startswith(f"{DATA} "), one.place.removeprefix(DATA)
+            found.append(msgspec.structs.replace(one, place=option + name) if own else one)
+        raise MeshwrightError(found) from None
 
 
 #: How far apart weights may be: a text with less has no sequence in a run.

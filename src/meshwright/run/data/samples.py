@@ -175,6 +175,7 @@ def load(
     """
     meta = read_meta(folder)
     layout, wrong = _fitting(meta, train, model, place)
+    wrong += _normalised(meta, model, place)
     count = meta.shape[0]
     labels = np.fromfile(folder / LABELS, meta.label_kind).reshape(meta.label_shape)
     if count < train.global_batch:
@@ -216,6 +217,17 @@ def _fitting(meta: LabelledMeta, train: Train, model: Model, place: str) -> tupl
     message = f"the samples are of the shape {sizes}, and {model.name} reads {wanted} (image={side})"
     help = f"say image= as the samples have it, or a model of their channels (num_channels), or give it {wanted}"
     return SampleLayout(""), [Diagnostic(code="D013", message=message, place=place, help=help)]
+
+
+def _normalised(meta: LabelledMeta, model: Model, place: str) -> list[Diagnostic]:
+    """D013 for means and deviations of another number of channels than a model reads."""
+    channels, found = model.embedding.channels, []
+    for key, values in (("mean", meta.mean), ("std", meta.std)):
+        if len(values) not in (0, 1, channels):
+            message = f"{key} is said of {len(values)} channels, and {model.name} reads {channels}"
+            help = f"give {key} {channels} values, or one for all channels"
+            found.append(Diagnostic(code="D013", message=message, place=place, help=help))
+    return found
 
 
 def _labels(labels: NDArray[Any], model: Model, place: str) -> list[Diagnostic]:
