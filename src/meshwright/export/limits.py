@@ -345,7 +345,7 @@ def own_experts(r: ExportRequest) -> Iterator[Gap]:
     if any(spec.shortcut for spec in r.model.mixtures):
         reason = "its experts read what leaves attention"
         yield Gap(facet="model", value=r.model.name, reason=reason, help="name the model without shortcut")
-    if any(block.ways > 1 for block in r.model.blocks):
+    if r.model.ways > 1:
         reason = "its blocks have one stream of residuals"
         yield Gap(facet="model", value=r.model.name, reason=reason, help="name the model without kraken")
 

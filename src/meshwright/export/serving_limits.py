@@ -76,7 +76,7 @@ def room(d: Deployment) -> Iterator[Gap]:
             value=d.model.name,
             reason="every token of it sees all others, and the files are of servers that generate",
         )
-    if any(block.ways > 1 for block in d.model.blocks):
+    if d.model.ways > 1:
         yield Gap(
             facet=f"model {d.model.name}",
             value=d.model.name,

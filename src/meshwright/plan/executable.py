@@ -67,7 +67,7 @@ def _pools(plan: Plan, model: Model, train: Train, precision: str) -> list[Diagn
     if train.bias_rate:
         message = "balance=bias over several pools is priced and not run: choices are counted in one"
         found.append(_bad("P033", message, "pools", "one pool, or drop bias from balance="))
-    if any(getattr(block, "ways", 1) > 1 for block in model.blocks):
+    if model.ways > 1:
         message = f"links that carry the several residual streams of {model.name} are priced and not run"
         found.append(_bad("P033", message, f"model {model.name}", "one pool, or the model without kraken"))
     if len(model.flows) > 1:
@@ -131,7 +131,7 @@ def of_model(model: Model) -> Iterator[Diagnostic]:
 
 def _with_one_stream(model: Model) -> Model:
     """Return a model whose blocks have a stream of their own for each part as if they had one."""
-    if all(getattr(block, "ways", 1) == 1 for block in model.blocks):
+    if model.ways == 1:
         return model
     return msgspec.structs.replace(model, blocks=tuple(msgspec.structs.replace(b, ways=1) for b in model.blocks))
 
@@ -190,7 +190,7 @@ def _inside(plan: Plan, model: Model) -> Iterator[Diagnostic]:
     if plan.memory.portions > 1 and beside:
         message = "layers in portions of blocks in parallel are priced and not run"
         yield _bad("P033", message, f"memory.portions = {plan.memory.portions}", "leave the portions out")
-    if any(getattr(block, "ways", 1) > 1 for block in model.blocks):
+    if model.ways > 1:
         yield from _of_streams(plan)
     if not plan.overlap.tp or layout.tp == 1:
         return

@@ -245,8 +245,8 @@ class ClientLoop:
         rng = np.random.default_rng((self.world.seed, self.client, step))
         rows, total = self.corpus.global_batch // count, self.corpus.num_sequences
         if samples:
-            groups = self.corpus.groups(PARTS)
-            return self.corpus.drawn(rng, groups, self.world.shares(self.client, len(groups)), rows)
+            shares = self.world.shares(self.client, len(self.classes))
+            return self.corpus.drawn(rng, self.classes, shares, rows)
         part = rng.choice(PARTS, rows, p=self.world.shares(self.client, PARTS))
         first, end = part * total // PARTS, np.maximum((part + 1) * total // PARTS, part * total // PARTS + 1)
         return self.corpus.sequences_at(np.minimum(rng.integers(first, end), total - 1))

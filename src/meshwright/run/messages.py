@@ -37,6 +37,6 @@ def message_of(trainer: Trainer, stage: int) -> torch.Tensor:
 def with_whole_tokens(plan: Plan, model: Model) -> Plan:
     """Return a plan without sequence parallelism where each part of a block has a stream of its own: its ranks share no
     tokens between regions."""
-    if all(getattr(block, "ways", 1) == 1 for block in model.blocks):
+    if model.ways == 1:
         return plan
     return msgspec.structs.replace(plan, layout=msgspec.structs.replace(plan.layout, sp=False))

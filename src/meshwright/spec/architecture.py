@@ -151,12 +151,17 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return (1, self.embedding), *zip(self.layers_by_kind, self.blocks, strict=True), (1, self.head)
 
     @property
+    def ways(self) -> int:
+        """Parts of a block with a residual stream of their own each, at most; 1 of usual blocks."""
+        return max((block.ways for block in self.blocks), default=1)
+
+    @property
     def is_decoder(self) -> bool:
         """Whether blocks of attention and MLP stand between a token table and a head over the same vocabulary, and
         nothing else does."""
         plain = all(b.mixer is b.cross is None and b.attention and b.mlp and not b.before for b in self.blocks)
         ends = isinstance(self.embedding, Embedding) and isinstance(self.head, Head) and not self.embedding.types
-        plain = plain and all(block.ways == 1 for block in self.blocks)
+        plain = plain and self.ways == 1
         return plain and ends and not self.streams and not self.head.transform and self.head.pooler < 0
 
     @property

@@ -88,7 +88,7 @@ def _of_model(model: Model) -> Iterator[Diagnostic]:
         message = f"the {model.family} family is trained and predicted, and not served"
         yield _bad(message, f"model {model.name}", "a decoder of attention and MLPs or experts")
         return
-    if any(block.ways > 1 for block in model.blocks):
+    if model.ways > 1:
         message = f"{model.name} is trained and predicted, and not served: its blocks have several streams"
         yield _bad(message, f"model {model.name}", "name the model without kraken")
     for one in of_model(model):
