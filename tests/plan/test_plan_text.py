@@ -178,7 +178,7 @@ def test_another_schedule_over_a_plan_brings_its_overlap_and_keeps_what_was_said
 
 
 def test_a_plan_file_may_say_every_field_of_a_question():
-    """What a question file may say is no table of the plan beside it."""
+    """The fields of a question are not taken for tables of the plan beside them."""
     from meshwright.cli.question import Question
 
     fields = set(Question.__struct_fields__) - {"base", "plan"}

@@ -1,11 +1,14 @@
 """A technique of serving is chosen by records of other questions, and it alone is simulated."""
 
+import gzip
 import json
 
+import msgspec
 import numpy as np
 import pytest
 
 import meshwright as mw
+from meshwright import catalog
 from meshwright.cli import main
 from meshwright.cost.engine import engine_profile
 from meshwright.cost.standard import serving_costs
@@ -112,6 +115,99 @@ def test_files_that_hold_no_records_are_refused(text, said, tmp_path):
         read(file)
     (one,) = error.value.diagnostics
     assert one.code == "X006" and said in one.message and "--records FILE" in one.help
+
+
+def recorded(question, values):
+    """Lines of records of a question, of the values of techniques."""
+    some = [TechniqueRecord(**question._asdict(), technique=t, measure=COUNTED, value=v) for t, v in values.items()]
+    return b"".join(msgspec.json.encode(one) + b"\n" for one in some)
+
+
+ASKED = AskedWords("llama3-8b", "1xh100", "tp1", ALONE)
+LINES = recorded(ASKED, {"": 100.0, "policy=sarathi": 120.0})
+
+
+@pytest.mark.parametrize(
+    ("stored", "said"),
+    [
+        (gzip.compress(LINES)[:-20], "Compressed file ended"),
+        (gzip.compress(LINES)[:20] + b"\xff" * 200, "invalid"),
+        (b"no gzip", "Not a gzipped file"),
+    ],
+)
+def test_compressed_files_that_are_cut_short_or_none_are_refused(stored, said, tmp_path):
+    (tmp_path / "own.jsonl.gz").write_bytes(stored)
+    with pytest.raises(MeshwrightError, match=said) as error:
+        read(tmp_path / "own.jsonl.gz")
+    assert error.value.diagnostics[0].code == "X006"
+
+
+def test_records_are_added_to_compressed_files_and_behind_a_line_without_an_end(tmp_path):
+    for name, stored in (("a.jsonl", LINES), ("b.jsonl", LINES.rstrip()), ("c.jsonl.gz", gzip.compress(LINES))):
+        (tmp_path / name).write_bytes(stored)
+        write(tmp_path / name, read(tmp_path / name))
+        assert len(read(tmp_path / name)) == 4
+    assert gzip.decompress((tmp_path / "c.jsonl.gz").read_bytes()) == LINES * 2
+
+
+def test_a_file_that_cannot_take_records_is_refused_before_anything_is_tried(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("meshwright.search.serving.techniques._attempt", None)
+    (tmp_path / "notes.txt").write_text("what somebody wrote\n")
+    for name, code in (("notes.txt", "X006"), ("nowhere/own.jsonl", "X104"), (".", "X104")):
+        assert whatif("--try", "all", "--records", str(tmp_path / name)) == 2
+        assert code in capsys.readouterr().err
+    assert (tmp_path / "notes.txt").read_text() == "what somebody wrote\n"
+
+
+def test_trials_that_somebody_ends_keep_what_was_found(tmp_path, capsys, monkeypatch):
+    from meshwright.search.serving import techniques
+
+    attempt, asked = techniques._attempt, []
+
+    def third_is_interrupted(evaluator, plan, one):
+        asked.append(one)
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return attempt(evaluator, plan, one)
+
+    monkeypatch.setattr(techniques, "_attempt", third_is_interrupted)
+    whatif("--try", "all", "--records", str(tmp_path / "tried.jsonl"), "--json")
+    found = json.loads(capsys.readouterr().out)
+    assert found["stopped"] and len(found["attempts"]) == 1
+    assert [one.technique for one in read(tmp_path / "tried.jsonl")] == ["", asked[1].words]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"model": "nobody-9b"},
+        {"on": "gone.toml"},
+        {"plan": "tp3"},
+        {"serve": "batch=many"},
+        {"plan": "prefill=[tp1 on=0:1] + decode=[tp1 on=1:2] prefill->decode:kv"},
+    ],
+)
+def test_a_record_that_cannot_be_asked_is_named(changed, tmp_path, capsys):
+    (tmp_path / "own.jsonl").write_bytes(recorded(ASKED._replace(**changed), {"": 100.0, "policy=sarathi": 120.0}))
+    assert whatif("--try", "learned", "--records", str(tmp_path / "own.jsonl")) == 2
+    said = capsys.readouterr().err
+    assert "X006" in said and "a record's question cannot be asked" in said and next(iter(changed.values())) in said
+
+
+def test_records_of_which_none_gains_choose_nothing(tmp_path, capsys):
+    (tmp_path / "own.jsonl").write_bytes(recorded(ASKED, {"": 100.0, "policy=sarathi": 90.0}))
+    whatif("--try", "learned", "--records", str(tmp_path / "own.jsonl"))
+    assert "by 1 records of 1 question nothing" in capsys.readouterr().out
+
+
+def test_files_of_a_question_are_recorded_so_that_they_are_found_from_any_folder(tmp_path, capsys, monkeypatch):
+    (tmp_path / "asked").mkdir()
+    (tmp_path / "asked" / "own.json").write_bytes((catalog.folder("models") / "llama3-8b.json").read_bytes())
+    words = f'model = "own.json"\non = "1xh100"\nplan = "tp1"\nserve = "{ALONE}"\n'
+    (tmp_path / "asked" / "question.toml").write_text("format_version = 1\n" + words)
+    monkeypatch.chdir(tmp_path)
+    assert main(["whatif", "asked/question.toml", "--try", "policy=sarathi", "--records", "tried.jsonl"]) in (0, 1)
+    assert {one.model for one in read("tried.jsonl")} == {str((tmp_path / "asked" / "own.json").resolve())}
 
 
 def test_shipped_records_are_near_what_is_predicted_today():

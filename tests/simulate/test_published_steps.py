@@ -28,7 +28,7 @@ def steps(paper, place):
 
 @cache
 def found(name):
-    """What is predicted for each of a row's steps."""
+    """The predicted and the published times of a row's steps."""
     return evaluate(steps(*ROWS[name])).figures
 
 

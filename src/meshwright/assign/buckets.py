@@ -80,7 +80,7 @@ class LockServer:
 
     @property
     def waiting(self) -> int:
-        """How many buckets nobody has been handed yet."""
+        """The number of buckets that nobody has been handed yet."""
         return len(self._open)
 
     @property

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from meshwright.cli import options
-from meshwright.cli.output import console, print_json
+from meshwright.cli.guard import INTERRUPTED
+from meshwright.cli.output import console, print_json, unwritable
 from meshwright.cli.progress import Progress
-from meshwright.cli.question import Question, read_parts
+from meshwright.cli.question import Question, path_of, read_parts, with_lengths
 from meshwright.cli.serving import SERVED, bounded
 from meshwright.errors import Diagnostic, MeshwrightError
 
 if TYPE_CHECKING:
     from meshwright.plan import Plan
-    from meshwright.search.serving.learned import Gains
+    from meshwright.search.serving.learned import AskedWords, Gains
     from meshwright.spec.cluster import Cluster
     from meshwright.spec.model import Model
     from meshwright.spec.requests import Requests
@@ -26,7 +28,7 @@ ALL, LEARNED = "all", "learned"
 
 def whatif_served(question: Question, given: Any, wrong: list[Diagnostic]) -> int:
     """Try every technique, those that are said together, or the one that records choose; 0 when one keeps the
-    objectives, 1 when none does."""
+    objectives, 1 when none does, 130 where somebody ended the trials before one did."""
     from meshwright.answer.serving_check import oversized, refused
     from meshwright.cost.engine import engine_profile
     from meshwright.cost.standard import serving_costs
@@ -39,6 +41,7 @@ def whatif_served(question: Question, given: Any, wrong: list[Diagnostic]) -> in
         if getattr(given, option):
             message, help = f"--{option} is of a training step", "drop it, or drop --serve"
             wrong.append(Diagnostic(code="X004", message=message, place="meshwright whatif --serve", help=help))
+    wrong += [] if given.recipes == LEARNED else _unkept(given.records)
     question = msgspec.structs.replace(question, serve=bounded(question.serve, given.slo, wrong))
     parts, found = read_parts(msgspec.structs.replace(question, train="", framework=""))
     wrong += found
@@ -78,23 +81,51 @@ def whatif_served(question: Question, given: Any, wrong: list[Diagnostic]) -> in
     if given.records and said is None:
         from meshwright.search.serving import learned
 
-        asked = learned.AskedWords(question.model, question.on, question.plan, question.serve)
-        learned.write(given.records, learned.records_of(asked, ranking))
+        learned.write(given.records, learned.records_of(_asked(question), ranking))
     if given.json:
         print_json(ranking.to_json() | ({} if said is None else {"learned": msgspec.to_builtins(said)}))
     else:
         from meshwright.report.serving_whatif_text import render
 
         render(ranking, console(), said)
-    return 0 if any(one.good for one in ranking.attempts) else 1
+    if any(one.good for one in ranking.attempts):
+        return 0
+    return INTERRUPTED if ranking.stopped else 1
+
+
+def _unkept(path: str) -> list[Diagnostic]:
+    """X104 and X006 for a file that no records can be added to: one that cannot be written, or that holds others."""
+    from meshwright.atomic import is_stream
+    from meshwright.search.serving.learned import read
+
+    wrong = unwritable(path, "--records")
+    if path and not wrong and Path(path).exists() and not is_stream(path):
+        try:
+            read(path)
+        except MeshwrightError as error:
+            wrong += error.diagnostics
+    return wrong
+
+
+def _asked(question: Question) -> AskedWords:
+    """Return a question in words that mean the same in any folder: its files by their whole paths."""
+    from meshwright.search.serving.learned import AskedWords
+
+    def whole(text: str) -> str:
+        file = Path(path_of(text, question.base))
+        is_file = ("/" in text or text.endswith((".json", ".toml"))) and file.exists()
+        return str(file.resolve()) if is_file else text
+
+    serve = with_lengths(question.serve, lambda name: str((question.base / name).resolve()))
+    return AskedWords(whole(question.model), whole(question.on), whole(question.plan), serve)
 
 
 def _expected(path: str, model: Model, cluster: Cluster, plan: Plan, serve: Serve, requests: Requests) -> Gains:
-    """Return what the records of a file say of the techniques of a question, of those that compute what it did; "" is
-    the file that is shipped.
+    """Return the gains that the records of a file say a question's techniques have, of those that leave the model's
+    results as they are; "" is the file that is shipped.
 
     Raises:
-        MeshwrightError: X006 for a file without records of the question's measure, or one that is none.
+        MeshwrightError: X006 for a file without records of the question's measure, or one that cannot be read.
     """
     from meshwright.search.serving.evaluate import rate_of
     from meshwright.search.serving.learned import SHIPPED, RecordedGains, features, read
@@ -102,12 +133,11 @@ def _expected(path: str, model: Model, cluster: Cluster, plan: Plan, serve: Serv
 
     measure = measure_of(bool(serve.objectives) and rate_of(requests) < float("inf"))
     known = RecordedGains(read(path or SHIPPED), measure)
-    found = known.expects(features(model, cluster, plan, serve, requests), _exact) if known.questions else None
-    if found is None or not found.expected:
+    if not known.questions:
         message = f"no record of {path or 'those that are shipped'} says what a technique gains in {measure}"
         help = "whatif --serve --try all --records FILE writes some; with --slo they are of rates"
-        raise MeshwrightError.one("X006", message, place=f"--records {path}", help=help)
-    return found
+        raise MeshwrightError.one("X006", message, place=f"--records {path or 'FILE'}", help=help)
+    return known.expects(features(model, cluster, plan, serve, requests), _exact)
 
 
 def _chosen(said: Gains, model: Model, cluster: Cluster, plan: Plan, serve: Serve) -> list[str]:

@@ -14,13 +14,15 @@ HEADS = ("technique", "gain", "in time", "tokens/s", "TTFT p90", "TPOT p90", "an
 
 
 def render(ranking: ServedRanking, console: Console, said: Gains | None = None) -> None:
-    """Print the ranking to `console`, with what records `said` where they chose."""
+    """Print the ranking to `console`, below the gain that records `said` a technique has where they chose it."""
     with Page(console) as page:
         if said is not None:
             page.print(Text(chosen(ranking, said), "bold"))
         if said is None or ranking.attempts or ranking.before.metrics is None:
             page.print(Text(verdict(ranking), "bold"))
         page.print(Text(f"ranked by {ranking.measure}", "dim"))
+        if ranking.stopped:
+            page.print(Text(f"stopped after {len(ranking.attempts)} techniques: others were not tried", "yellow"))
         tried = [one for one in ranking.attempts if not one.why and ranking.changes(one)]
         rows = [tuple(Text(head, "dim") for head in HEADS), _row(ranking, ranking.before, "as it is")]
         page.rows([*rows, *(_row(ranking, one, one.technique.words) for one in tried)])
@@ -35,8 +37,8 @@ def render(ranking: ServedRanking, console: Console, said: Gains | None = None) 
 
 
 def chosen(ranking: ServedRanking, said: Gains) -> str:
-    """Return what records chose, and what they say it gains."""
-    source = f"{said.records} records of {said.questions} questions"
+    """Return the technique that records chose, with the gain that they expect of it."""
+    source = f"{said.records} records of {said.questions} {'question' if said.questions == 1 else 'questions'}"
     if not ranking.attempts:
         return f"by {source} nothing that this plan takes gains here"
     words = ranking.attempts[0].technique.words
@@ -48,7 +50,8 @@ def verdict(ranking: ServedRanking) -> str:
     if ranking.before.metrics is None:
         return f"the plan itself does not fit: {ranking.before.why}"
     if not ranking.helps:
-        return f"none of {len(ranking.attempts)} techniques gains a percent"
+        tried = ranking.attempts
+        return f"none of {len(tried)} techniques gains a percent" if len(tried) != 1 else "it gains less than a percent"
     best = ranking.helps[0]
     if not ranking.value(ranking.before):
         return f"{best.technique.words} keeps the objectives, and the plan as it is does at no rate"

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from math import exp
+from os import SEEK_END
 from pathlib import Path
 from typing import NamedTuple
 
@@ -97,17 +99,29 @@ def records_of(asked: AskedWords, ranking: ServedRanking) -> list[TechniqueRecor
 
 
 def write(path: str | Path, records: Iterable[TechniqueRecord]) -> None:
-    """Add records to a file, which is made where it is not there.
+    """Add records to a file, which is made where it is not there, and compressed where its name ends in ``.gz``.
 
     Raises:
         MeshwrightError: X006 when it cannot be written.
     """
     lines = b"".join(msgspec.json.encode(one) + b"\n" for one in records)
+    packed = Path(path).suffix == ".gz"
     try:
         with Path(path).open("ab") as file:
-            file.write(lines)
+            if not packed and not _ends_a_line(path):
+                lines = b"\n" + lines
+            file.write(gzip.compress(lines, mtime=0) if packed else lines)
     except OSError as error:
         raise _unread(path, "write", error.strerror or str(error)) from None
+
+
+def _ends_a_line(path: str | Path) -> bool:
+    """Whether a new line may follow what is in a file; one written by hand may lack the last line feed."""
+    if not Path(path).is_file() or not Path(path).stat().st_size:
+        return True
+    with Path(path).open("rb") as file:
+        file.seek(-1, SEEK_END)
+        return file.read() == b"\n"
 
 
 def read(path: str | Path) -> list[TechniqueRecord]:
@@ -120,8 +134,10 @@ def read(path: str | Path) -> list[TechniqueRecord]:
         stored = Path(path).read_bytes()
         packed = gzip.decompress(stored) if Path(path).suffix == ".gz" else stored
         lines = packed.decode("utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        raise _unread(path, "read", getattr(error, "strerror", None) or "not UTF-8") from None
+    except UnicodeDecodeError:
+        raise _unread(path, "read", "not UTF-8") from None
+    except (OSError, EOFError, zlib.error) as error:  # a compressed file may be cut short, or none
+        raise _unread(path, "read", getattr(error, "strerror", None) or str(error)) from None
     return parsed(lines, path)
 
 
@@ -180,9 +196,25 @@ def features(model: Model, cluster: Cluster, plan: Plan, serve: Serve, requests:
 
 @lru_cache(maxsize=4096)
 def _features_of(asked: AskedWords) -> tuple[float, ...]:
-    serve = parse_serve(asked.serve)
-    model, cluster = load_model(asked.model), load_cluster(asked.on)
-    return tuple(features(model, cluster, parse_plan(asked.plan), serve, serve.drawn()).tolist())
+    serve, plan = parse_serve(asked.serve), parse_plan(asked.plan)
+    if plan.several:
+        raise MeshwrightError.one("X004", "techniques are put over a plan of one pool, and its plan has several")
+    return tuple(features(load_model(asked.model), load_cluster(asked.on), plan, serve, serve.drawn()).tolist())
+
+
+def _recorded(asked: AskedWords) -> tuple[float, ...]:
+    """The features of a record's question.
+
+    Raises:
+        MeshwrightError: X006 for one that cannot be asked here.
+    """
+    try:
+        return _features_of(asked)
+    except MeshwrightError as error:
+        place = f"--records: {asked.model} --on {asked.on} --plan {asked.plan!r} --serve {asked.serve}"
+        message = f"a record's question cannot be asked: {error.diagnostics[0].message}"
+        help = "drop its lines, or bring back the files that it names"
+        raise MeshwrightError.one("X006", message, place=place, help=help) from None
 
 
 class _Node(NamedTuple):
@@ -237,7 +269,11 @@ class GainTrees:
 
 
 class RecordedGains:
-    """Records, and what they teach; those of one ``measure`` alone."""
+    """Records of one ``measure``, and the gains of techniques that trees learn from them.
+
+    Raises:
+        MeshwrightError: X006 for a record whose question cannot be asked.
+    """
 
     def __init__(self, records: Sequence[TechniqueRecord], measure: str):
         usual = {one.asked: one.value for one in records if one.measure == measure and not one.technique}
@@ -253,7 +289,7 @@ class RecordedGains:
         self.gains = np.full((len(rows), len(columns)), np.nan)
         for one in gained:
             self.gains[rows[one.asked], columns[one.technique]] = np.log(one.value / usual[one.asked])
-        self.x = np.array([_features_of(asked) for asked in self.questions])
+        self.x = np.array([_recorded(asked) for asked in self.questions])
         self._grown: dict[tuple[str, tuple[int, ...]], GainTrees] = {}
 
     def expects(

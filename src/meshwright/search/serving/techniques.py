@@ -3,8 +3,8 @@
 Techniques are what a plan and an engine can say: every batching policy, order of those who wait, routing and cache
 rule that is registered, and every value of the fields of a plan that change how a layer is served. Each is simulated
 with the same requests (Lin et al., APEX, 2411.17651, simulate plans so), and ranked by the greatest rate at which the
-objectives are kept, or by tokens a second where there are none. What was found may be kept as records, from
-which :mod:`.learned` chooses for another question.
+objectives are kept, or by tokens a second where there are none. The results may be kept as records, from which
+:mod:`.learned` chooses for another question.
 """
 
 from __future__ import annotations
@@ -56,11 +56,13 @@ class ServedAttempt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServedRanking(msgspec.Struct, frozen=True, kw_only=True):
-    """Techniques over one plan, the best first; ``measure`` is what they are ranked by."""
+    """Techniques over one plan, the best first; ``measure`` is what they are ranked by. ``stopped``: somebody ended the
+    trials before all techniques had theirs."""
 
     before: ServedAttempt
     attempts: tuple[ServedAttempt, ...]
     measure: str
+    stopped: bool = False
 
     def value(self, one: ServedAttempt) -> float:
         """Return what an attempt is ranked by, more being better."""
@@ -91,6 +93,7 @@ class ServedRanking(msgspec.Struct, frozen=True, kw_only=True):
         return {
             "format_version": 1,
             "measure": self.measure,
+            "stopped": self.stopped,
             "before": self._row(self.before),
             "attempts": [self._row(one) | {"gain": self.gain(one)} for one in self.attempts],
         }
@@ -137,16 +140,21 @@ def techniques(model: Model, cluster: Cluster, serve: Serve) -> Iterator[Techniq
 def what_helps(
     evaluator: ServingEvaluator, plan: Plan, tried: list[Technique], report: Callable[[int, int], None] | None = None
 ) -> ServedRanking:
-    """Return the techniques over a plan, each alone, the best first. `report` is told how many are done of how many."""
+    """Return the techniques over a plan, each alone, the best first. `report` is told how many are done of how many.
+    Somebody who interrupts it gets those that are done."""
     before = _attempt(evaluator, plan, Technique("", True))
-    found = []
-    for done, one in enumerate(tried):
+    found: list[ServedAttempt] = []
+    stopped = False
+    try:
+        for done, one in enumerate(tried):
+            if report is not None:
+                report(done, len(tried))
+            found.append(_attempt(evaluator, plan, one))
         if report is not None:
-            report(done, len(tried))
-        found.append(_attempt(evaluator, plan, one))
-    if report is not None:
-        report(len(tried), len(tried))
-    ranking = ServedRanking(before=before, attempts=(), measure=measure_of(before.rate is not None))
+            report(len(tried), len(tried))
+    except KeyboardInterrupt:
+        stopped = True
+    ranking = ServedRanking(before=before, attempts=(), measure=measure_of(before.rate is not None), stopped=stopped)
     found.sort(key=lambda one: (bool(one.why), -ranking.value(one), one.technique.words))
     return msgspec.structs.replace(ranking, attempts=tuple(found))
 
