@@ -58,6 +58,34 @@ def test_decoding_scores_every_earlier_token_and_attends_to_those_chosen():
     assert core.pairs == 2048
 
 
+def test_context_parallel_ranks_share_the_choice():
+    """Decoding: half of the keys each, for the queries that are gathered, and the best 2,048 of both ranks with a score
+    and a place of 4 bytes each. Prompts: half of the queries against all keys, which are gathered."""
+    found = forward("tp4 cp2 fp8")
+    works = chosen(found, batch=4, new=1, past=8191)
+    assert list(works)[:4] == ["index queries gather", "index scores", "index choice", "index candidates gather"]
+    assert (works["index scores"].m, works["index scores"].n) == (64, 4096)
+    assert works["index queries gather"].num_bytes == 4 * 64 * 128
+    assert works["index candidates gather"].num_bytes == 4 * 2 * 2048 * 8
+    whole, half = (chosen(forward(words), 1, 4096, 0) for words in ("tp8 fp8", "tp4 cp2 fp8"))
+    assert half["index scores"].m == whole["index scores"].m / 2 and half["index scores"].n == whole["index scores"].n
+    assert half["index keys gather"].num_bytes == 4096 * 128
+    [mixing] = found.mixing
+    entries = found.cores(mixing, 1, 4096, 0)
+    behind = [entry.after for entry in entries if entry.name.startswith("attention")]
+    assert behind[0] == (2,) and all(after for after in behind[1:])  # none begins before the choice
+
+
+def test_attention_of_several_kernels_chooses_too():
+    assert list(chosen(forward("tp8 fp8 unfused"), 4, 1, 8191)) == [
+        "index scores",
+        "index choice",
+        "scores",
+        "softmax",
+        "weighted sum",
+    ]
+
+
 def test_a_prompt_has_a_choice_where_it_has_more_tokens_than_a_query_attends_to():
     found = forward()
     assert "index scores" not in chosen(found, 1, 2048, 0)

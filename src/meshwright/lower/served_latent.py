@@ -16,7 +16,8 @@ import msgspec
 
 from meshwright.layers.pieces import Context, Piece, linear
 from meshwright.spec.layers import Attention, Block
-from meshwright.work import Elementwise, Gemm, Work
+from meshwright.spec.workload import DTYPE_BYTES
+from meshwright.work import Collective, Elementwise, Gemm, Work
 
 #: Kernels between an indexer's products and its scores, of queries and keys each: rotary positions, a Hadamard
 #: transform and a cast to 8 bits (the keys' into the cache); and the layer norm of keys.
@@ -24,8 +25,8 @@ TURNED, NORMED = 3, 1
 #: Passes of a kernel that finds the best of a row of scores over it: a histogram of digits, then what lies in the last
 #: bucket (radix select; SGLang's sgl-kernel topk.cu reads rows twice).
 SELECT_PASSES = 2
-#: Bytes of a score, which is kept in fp32.
-SCORE_BYTES = 4.0
+#: Bytes of a score, which is kept in fp32, and of the place of a token in its context.
+SCORE_BYTES, PLACE_BYTES = 4.0, 4.0
 
 
 def beside(c: Context, block: Block, pieces: list[Piece]) -> list[Piece]:
@@ -67,21 +68,37 @@ def projections(c: Context, spec: Attention) -> list[Piece]:
     ]
 
 
-def choice(spec: Attention, batch: int, new: int, past: int, pairs: float, low: str) -> list[tuple[str, str, Work]]:
-    """Return the tasks that choose for `batch` requests of `new` tokens behind `past` others, whose queries have so
-    many `pairs` with tokens before them, by products in `low` precision. A prompt that has no more tokens than a query
-    attends to has nothing to choose from; decoding is one graph for any length."""
+def choice(
+    c: Context, spec: Attention, batch: int, new: int, past: int, pairs: float, low: str
+) -> list[tuple[str, str, Work]]:
+    """Return the tasks by which a rank chooses for `batch` requests of `new` tokens behind `past` others, whose queries
+    have so many `pairs` with tokens before them, by products in `low` precision. A prompt that has no more tokens than
+    a query attends to has nothing to choose from; decoding is one graph for any length. Context-parallel ranks share
+    work as attention does: queries of prompts, behind all keys that are gathered, and keys of decoded tokens, whose
+    best of every rank are gathered."""
     if not spec.index_heads or (new > 1 and past + new <= spec.index_top_k):
         return []
-    seen = max(1, round(pairs / new))
+    cp, group = c.plan.layout.cp, c.cp_outer
+    tokens = -(-new // cp)
+    seen = max(1, round(pairs / cp / tokens))
     # a kernel multiplies and sums over heads, so that a score is written once for all of them
     scores = Gemm(
-        m=new * spec.index_heads,
+        m=tokens * spec.index_heads,
         n=seen,
         k=spec.index_head_dim,
         batch=batch,
         dtype=low,
         out_bytes=SCORE_BYTES / spec.index_heads,
     )
-    best = Elementwise(num_bytes=SELECT_PASSES * SCORE_BYTES * batch * new * seen, fused=True)
-    return [("index scores", "compute", scores), ("index choice", "compute", best)]
+    best = Elementwise(num_bytes=SELECT_PASSES * SCORE_BYTES * batch * tokens * seen, fused=True)
+    tasks: list[tuple[str, str, Work]] = [("index scores", "compute", scores), ("index choice", "compute", best)]
+    if cp == 1:
+        return tasks
+    rows = new + past if new > 1 else spec.index_heads
+    size = batch * rows * spec.index_head_dim * DTYPE_BYTES[low]
+    name = "index keys gather" if new > 1 else "index queries gather"
+    tasks.insert(0, (name, "cp", Collective(op="all_gather", num_bytes=size, group=group)))
+    if new == 1:
+        size = batch * cp * spec.index_top_k * (SCORE_BYTES + PLACE_BYTES)
+        tasks.append(("index candidates gather", "cp", Collective(op="all_gather", num_bytes=size, group=group)))
+    return tasks

@@ -114,18 +114,19 @@ def entries(
     if mixing.spec is None:
         rows = {"batch": batch, "seq_len": new}
         return _chain([("scan", "compute", msgspec.structs.replace(work, **rows)) for work in mixing.kernels])
-    whole = core(c, mixing.spec, batch, new, past, low=low)
+    whole, chosen = core(c, mixing.spec, batch, new, past, low=low), _chosen(c, mixing.spec, batch, new, past)
     if unfused:
-        return _unfused(c, whole)
+        return _behind(chosen, _unfused(c, whole))
     if c.plan.layout.cp == 1:
-        return _chain([*_chosen(c, mixing.spec, batch, new, past), ("attention", "compute", whole)])
-    return _decoded(c, whole) if new == 1 else _prompted(c, mixing.spec, whole)
+        return _chain([*chosen, ("attention", "compute", whole)])
+    return _behind(chosen, _decoded(c, whole) if new == 1 else _prompted(c, mixing.spec, whole))
 
 
 def _chosen(c: Context, spec: Attention, batch: int, new: int, past: int) -> list[tuple[str, str, Work]]:
     """The tasks of an indexer that choose tokens, by products of 8 bits where the model's are of no more."""
     seen = pairs(new, past + new, causal=c.causal, window=spec.window)
-    return served_latent.choice(spec, batch, new, past, seen, "fp8" if c.low < c.element else c.attention_dtype)
+    low = "fp8" if c.low < c.element else c.attention_dtype
+    return served_latent.choice(c, spec, batch, new, past, seen, low)
 
 
 def _unfused(c: Context, whole: AttentionCore) -> list[Entry]:
@@ -210,6 +211,14 @@ def prefix_once(c: Context, mixing: Mixing, batch: int, shared: int, behind: int
 
 def _chain(tasks: list[tuple[str, str, Work]]) -> list[Entry]:
     return [Entry(name, queue, work, (i - 1,) if i else ()) for i, (name, queue, work) in enumerate(tasks)]
+
+
+def _behind(tasks: list[tuple[str, str, Work]], entries: list[Entry]) -> list[Entry]:
+    """Entries that begin when the last of some tasks, one behind the other, is done."""
+    first = _chain(tasks)
+    size, last = len(first), (len(first) - 1,) if first else ()
+    moved = [e._replace(after=tuple(a + size for a in e.after) or last) for e in entries]
+    return [*first, *moved] if first else entries
 
 
 def kept_bytes(c: Context, block: Block, tokens: float, element: float) -> float:
