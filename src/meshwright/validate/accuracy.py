@@ -117,10 +117,10 @@ DECLARED = """Chosen once, looking at the rows, and not again in each fold:
   prompts leaves vLLM the cache that its saturated runs fill, while DistServe's runs fill the caches of its own count;
   that a configuration's link is what rings take; and what TensorRT-LLM's kernels and prompts take over those of the
   tables (0.88 and 1.03, of six pairs on 197 servers of whom it is known whether they predict several tokens at once);
-  how uneven routers are (0.7, of five values on 171 servers of seven mixtures, models and engines left out, without five
-  groups of servers that were off by more than twice as much as others); and how much longer prompts of other engines
-  take than TensorRT-LLM's kernels (1.25, between two values on 81 servers on B200; a run on RTX PRO 6000 that was not
-  looked at has its first tokens 1% off where they were 17%).
+  how uneven routers are (0.7, of five values on 171 servers of seven mixtures, models and engines left out, without
+  five groups of servers that were off by more than twice as much as others); and how much longer prompts of other
+  engines take than TensorRT-LLM's kernels (1.25, between two values on 81 servers on B200; a run on RTX PRO 6000 that
+  was not looked at has its first tokens 1% off where they were 17%).
   Of what was looked at for these rows and not kept: vLLM with piecewise CUDA graphs, with prompts as fast as the
   tables, and refitted; block-scaled products for models stored so; DistServe's engine that stands still while a cache
   is fetched; residuals, casts and rotations fused into other kernels, shared experts beside routed ones (models left
