@@ -200,6 +200,14 @@ def test_records_of_which_none_gains_choose_nothing(tmp_path, capsys):
     assert "by 1 records of 1 question nothing" in capsys.readouterr().out
 
 
+def test_what_a_question_has_already_is_not_chosen(tmp_path, capsys):
+    (tmp_path / "own.jsonl").write_bytes(recorded(ASKED, {"": 100.0, "policy=sarathi": 130.0, "policy=orca": 120.0}))
+    for serve, words in ((ALONE, "policy=sarathi"), (f"{ALONE},policy=sarathi", "policy=orca")):
+        whatif("--try", "learned", "--records", str(tmp_path / "own.jsonl"), "--json", serve=serve)
+        found = json.loads(capsys.readouterr().out)
+        assert [one["technique"] for one in found["attempts"]] == [words]
+
+
 def test_files_of_a_question_are_recorded_so_that_they_are_found_from_any_folder(tmp_path, capsys, monkeypatch):
     (tmp_path / "asked").mkdir()
     (tmp_path / "asked" / "own.json").write_bytes((catalog.folder("models") / "llama3-8b.json").read_bytes())

@@ -63,6 +63,12 @@ def test_words_go_over_the_engine_or_the_plan_and_wrong_ones_are_refused():
     assert _exact("policy=sarathi,nano2") and not _exact("weights=int4") and not _exact("fp8")
 
 
+def test_a_word_may_say_what_is_usual_over_an_engine_that_has_something_else():
+    serve = parse("rate=1,prompt=9,output=9,policy=sarathi,kv=fp8,prefix_cache=yes")
+    changed, _ = put_over(serve, PLAN, "policy=vllm-v1,kv=bf16,prefix_cache=no")
+    assert changed.engine == parse("rate=1,prompt=9,output=9").engine
+
+
 def test_the_command_ranks_and_says_what_is_wrong(capsys):
     words = ["whatif", "llama3-8b", "--on", "2xh100", "--plan", "dp2"]
     serve = ["--serve", "rate=30,prompt=512,output=32,requests=100", "--slo", "ttft=500ms,tpot=50ms@p90"]

@@ -141,8 +141,8 @@ def _expected(path: str, model: Model, cluster: Cluster, plan: Plan, serve: Serv
 
 
 def _chosen(said: Gains, model: Model, cluster: Cluster, plan: Plan, serve: Serve) -> list[str]:
-    """Return the technique that is said to gain most of those that can be put over a plan; none where none is said to
-    gain."""
+    """Return the technique that is said to gain most of those that can be put over a plan and change it or its engine;
+    none where none is said to gain."""
     from meshwright.answer.serving_check import refused
     from meshwright.search.serving.techniques import HELPS, put_over
 
@@ -153,7 +153,7 @@ def _chosen(said: Gains, model: Model, cluster: Cluster, plan: Plan, serve: Serv
             other, changed = put_over(serve, plan, words)
         except MeshwrightError:
             continue  # words of another version
-        if not refused(changed, model, cluster, other):
+        if (other, changed) != (serve, plan) and not refused(changed, model, cluster, other):
             return [words]
     return []
 

@@ -174,10 +174,12 @@ def put_over(serve: Serve, plan: Plan, words: str) -> tuple[Serve, Plan]:
     wrong: list[Diagnostic] = []
     for part in filter(None, (one.strip() for one in words.split(","))):
         try:
-            if part.partition("=")[0].strip().lower() in KEYS:
+            key = part.partition("=")[0].strip().lower()
+            if key in KEYS:
                 said = parse(f"rate=1,prompt=1,output=1,{part}", place="--try").engine
                 usual = msgspec.structs.asdict(parse("rate=1,prompt=1,output=1").engine)
-                changed = {k: v for k, v in msgspec.structs.asdict(said).items() if v != usual[k]}
+                # a word may say what is usual, of an engine that has something else
+                changed = {k: v for k, v in msgspec.structs.asdict(said).items() if v != usual[k] or k == key}
                 serve = msgspec.structs.replace(serve, engine=msgspec.structs.replace(serve.engine, **changed))
             else:
                 plan = over(plan, part, place="--try")
