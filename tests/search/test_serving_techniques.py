@@ -69,6 +69,19 @@ def test_a_word_may_say_what_is_usual_over_an_engine_that_has_something_else():
     assert changed.engine == parse("rate=1,prompt=9,output=9").engine
 
 
+def test_words_of_a_draft_are_read_together_and_what_is_no_technique_is_refused():
+    serve, _ = put_over(SERVE, PLAN, "draft=ngram,accept=0.7")
+    assert (serve.engine.draft, serve.engine.accept) == ("ngram", 0.7)
+    with pytest.raises(MeshwrightError) as error:
+        put_over(SERVE, PLAN, "rate=5,engine=vllm,ttft=1s,policy=orca")
+    said = [(one.code, one.message) for one in error.value.diagnostics]
+    assert said == [
+        ("W001", "rate= is of the requests and their objectives, and no technique"),
+        ("W001", "engine= is of another engine's costs, and no technique"),
+        ("W001", "ttft= is of the requests and their objectives, and no technique"),
+    ]
+
+
 def test_the_command_ranks_and_says_what_is_wrong(capsys):
     words = ["whatif", "llama3-8b", "--on", "2xh100", "--plan", "dp2"]
     serve = ["--serve", "rate=30,prompt=512,output=32,requests=100", "--slo", "ttft=500ms,tpot=50ms@p90"]

@@ -27,7 +27,7 @@ from meshwright.search.serving.evaluate import ServingEvaluator, rate_of
 from meshwright.search.serving.space import Phase, ServingCandidate
 from meshwright.serving.decided import budget_shares
 from meshwright.spec.cluster import Cluster
-from meshwright.spec.engine_words import KV_BYTES
+from meshwright.spec.engine_words import ENGINE_READERS, KV_BYTES, EngineWords
 from meshwright.spec.model import Model
 from meshwright.spec.serve import KEYS, Serve, parse
 
@@ -172,22 +172,40 @@ def put_over(serve: Serve, plan: Plan, words: str) -> tuple[Serve, Plan]:
         MeshwrightError: what is wrong with the words.
     """
     wrong: list[Diagnostic] = []
+    engine: list[str] = []
     for part in filter(None, (one.strip() for one in words.split(","))):
-        try:
-            key = part.partition("=")[0].strip().lower()
-            if key in KEYS:
-                said = parse(f"rate=1,prompt=1,output=1,{part}", place="--try").engine
-                usual = msgspec.structs.asdict(parse("rate=1,prompt=1,output=1").engine)
-                # a word may say what is usual, of an engine that has something else
-                changed = {k: v for k, v in msgspec.structs.asdict(said).items() if v != usual[k] or k == key}
-                serve = msgspec.structs.replace(serve, engine=msgspec.structs.replace(serve.engine, **changed))
-            else:
+        key = _key(part)
+        if key in ENGINE_READERS and key != "engine":
+            engine.append(part)
+        elif key in KEYS:
+            what = "another engine's costs" if key == "engine" else "the requests and their objectives"
+            message, help = f"{key}= is of {what}, and no technique", "say it in --serve"
+            wrong.append(Diagnostic(code="W001", message=message, place=f"--try {part}", help=help))
+        else:
+            try:
                 plan = over(plan, part, place="--try")
-        except MeshwrightError as error:
-            wrong += error.diagnostics
+            except MeshwrightError as error:
+                wrong += error.diagnostics
+    try:
+        serve = msgspec.structs.replace(serve, engine=_engine_over(serve.engine, engine)) if engine else serve
+    except MeshwrightError as error:
+        wrong += error.diagnostics
     if wrong:
         raise MeshwrightError(wrong)
     return serve, plan
+
+
+def _key(part: str) -> str:
+    return part.partition("=")[0].strip().lower()
+
+
+def _engine_over(engine: EngineWords, parts: list[str]) -> EngineWords:
+    """An engine with words put over it; they may say what is usual, of an engine that has something else."""
+    asked = "rate=1,prompt=1,output=1"
+    said = msgspec.structs.asdict(parse(",".join([asked, *parts]), place="--try").engine)
+    usual = msgspec.structs.asdict(parse(asked).engine)
+    named = {ENGINE_READERS[_key(part)][0].partition(".")[2] for part in parts}
+    return msgspec.structs.replace(engine, **{k: v for k, v in said.items() if k in named or v != usual[k]})
 
 
 def _attempt(evaluator: ServingEvaluator, plan: Plan, technique: Technique) -> ServedAttempt:
