@@ -19,7 +19,6 @@ from meshwright.cost.chain import SCAN_SIGMA, Estimate, Link, roofline_estimate
 from meshwright.cost.curve import CurveProfile, Fit, sigma_class
 from meshwright.cost.points import flash_3, point
 from meshwright.cost.relatives import ROOFLINE_APART, asynchronous, generation
-from meshwright.cost.roofline import SCAN_BACKWARD
 from meshwright.errors import MeshwrightError
 from meshwright.spec.cluster import load_device
 from meshwright.spec.hardware import Device
@@ -30,6 +29,12 @@ FORMAT_VERSION = 1
 #: Spread (one standard deviation of the log) of a rule's step that is priced by another rule's: those of two rules and
 #: three kernels reach 0.68 to 0.90 of one device's bandwidth (tables of NVIDIA AIConfigurator, H100).
 STEP_SIGMA = 0.15
+#: Time of a scan's backward over that of its forward, which keeps next to nothing for it: the median of 24 pairs of the
+#: gated delta rule (chunk_gated_delta_rule of flash-linear-attention 0.5.1 in CUDA graphs, 8,192 and 32,768 tokens in 1
+#: to 8 sequences, 16 and 32 heads of 128: QwenLM/FlashQLA, benchmark_results_H200.txt, 2.99 to 3.06, and
+#: benchmark_results_GB200.txt, 2.91 to 4.00). Mamba-2's is taken to be alike: its kernels recompute states and products
+#: of keys, and multiply 2.7 times as much as forward (state-spaces/mamba, ssd_combined.py).
+SCAN_BACKWARD = 3.06
 #: Share of FlashAttention-2's rate that the first FlashAttention reaches: 25 to 40% of the peak where the second
 #: reaches 50 to 73% (Dao 2307.08691, abstract; the middles of both ranges).
 FIRST_FLASH = 32.5 / 61.5

@@ -43,12 +43,6 @@ COLLECTIVE_SMS, COLLECTIVE_OF = 20, 132
 #: AIConfigurator). Nobody's table has Mamba's: its kernels are taken to be like those (by their curve where there is
 #: one), and on the vector units like other pointwise arithmetic.
 SCAN_OF_PEAK = {"delta": 0.09, "ssd": 0.09, "selective": 0.35}
-#: Time of a scan's backward over that of its forward, which keeps next to nothing for it: the median of 24 pairs of the
-#: gated delta rule (chunk_gated_delta_rule of flash-linear-attention 0.5.1 in CUDA graphs, 8,192 and 32,768 tokens in 1
-#: to 8 sequences, 16 and 32 heads of 128: QwenLM/FlashQLA, benchmark_results_H200.txt, 2.99 to 3.06, and
-#: benchmark_results_GB200.txt, 2.91 to 4.00). Mamba-2's is taken to be alike: its kernels recompute states and products
-#: of keys, and multiply 2.7 times as much as forward (state-spaces/mamba, ssd_combined.py).
-SCAN_BACKWARD = 3.06
 #: Kernels of a scan by chunks: decay, products within chunks, states, from state to state, outputs (state-spaces/mamba,
 #: ssd_combined.py).
 SCAN_KERNELS = 5
