@@ -24,8 +24,8 @@ which are put over the plan together, or --try all: each alone, ranked by what i
 With --feed beside --train words of the feed, such as workers=16: the step with its data before and after.
 
 With --serve in place of --train techniques of serving: --try all, or words of the engine and of the plan, such as
-policy=sarathi,prefix_cache=yes. --records FILE keeps what was found, and --try learned has such records (of FILE, else
-of the catalog) choose one for a question that is not in them: it alone is simulated.
+policy=sarathi,prefix_cache=yes. --records FILE adds the results to a file, which Ctrl-C keeps too, and --try learned
+chooses one technique by such records (of FILE, else of the catalog) and simulates it alone.
 
 Exit code 0: the changed plan (of all: one of them) fits; 1: it does not; 2: the question is wrong or the recipe illegal
 on this plan."""
