@@ -57,3 +57,10 @@ def test_a_search_saves_a_question_that_predict_answers_alike(capsys, tmp_path):
 def test_what_does_not_apply_is_misuse(more, code, capsys):
     assert main(["search", "youtube-line", "--on", "4xp100", "--train", "batch=100k", *more]) == 2
     assert f"[{code}]" in capsys.readouterr().err
+
+
+def test_stages_that_do_not_divide_the_devices_leave_no_plan(capsys):
+    words = ["reddit-gcnii", "--on", "8xa100-80", "--train", "copies=2", "--fix", "pp=3"]
+    assert main(["search", *words]) == 2 and "[R005]" in capsys.readouterr().err
+    words[2] = "4..8xa100-80"
+    assert main(["search", *words]) == 2 and "models of graphs are trained on one" in capsys.readouterr().err

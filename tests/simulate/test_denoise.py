@@ -171,6 +171,15 @@ def test_a_search_finds_the_plan_that_makes_images_soonest_and_saves_a_question(
     assert not any("stale" in one["plan"] for one in best)  # other images are searched where they are allowed alone
     assert main(["search", *words, "--slo", "ttft=1s", "--train", "batch=4"]) == 2
     assert capsys.readouterr().err.count("error[X004]") == 2
+    assert main(["lower", path]) == 2
+    assert "the question says denoise= in place of train=" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("limits", [["--fix", "tp=4", "--fix", "cp=4"], ["--fix", "tp=3"]])
+def test_a_search_whose_limits_leave_no_plan_says_so(limits, capsys):
+    assert main(["search", "dit-xl-2-256", "--on", "8xh100", "--denoise", "size=256", *limits]) == 2
+    found = capsys.readouterr().err
+    assert "[R005]" in found and "a divisor of the number of devices" in found
 
 
 @pytest.mark.parametrize(

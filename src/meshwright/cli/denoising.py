@@ -5,20 +5,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
-from meshwright.cli import options
-from meshwright.cli.question import GOAL, WANTED, Question, read_parts
+from meshwright.cli.question import WANTED, Question
 from meshwright.cli.sheets import PartsRead, limits, of_others, show, show_found, unsearchable, unwritable_files
-from meshwright.errors import Diagnostic, MeshwrightError
+from meshwright.errors import Diagnostic
 
-#: What such a question needs, and how it is written.
-NEEDED = {field: how for field, how in WANTED.items() if field != "train"}
-NEEDED["plan"] = '--plan "cp8 allgather stale=patches"'
-NOUN = "images"
-#: Options of other questions, and files that are written of these alone.
-OTHERS = ("train", "serve", *GOAL, "world")
-FILES = ("job_trace", "records", "slo", "engine_profile")
+#: What such a question needs, and how it is written; a prediction needs a plan besides.
+NEEDED = {"model": WANTED["model"], "on": WANTED["on"]}
+PLANNED = {"plan": '--plan "cp8 allgather stale=patches"'}
+NOUN, OWN = "images", ("denoise",)
 
 
 def predict_denoised(question: Question, given: Any, wrong: list[Diagnostic]) -> int:
@@ -27,27 +21,13 @@ def predict_denoised(question: Question, given: Any, wrong: list[Diagnostic]) ->
     Raises:
         MeshwrightError: everything that is wrong with the question, at once.
     """
-    wrong = [*wrong, *options.missing(msgspec.structs.asdict(question), NEEDED, command="predict")]
-    wrong += _of_others(question, given) + unwritable_files(given)
-    parts, found = read_parts(msgspec.structs.replace(question, train="", framework=""))
-    wrong += found
-    from meshwright.spec.denoise import parse
-
-    denoise = costs = None
-    try:
-        denoise = parse(question.denoise)
-        if question.framework:
-            from meshwright.cost import load_framework, standard
-
-            costs = standard(load_framework(question.framework))
-    except MeshwrightError as error:
-        wrong += error.diagnostics
-    if wrong or denoise is None:
-        raise MeshwrightError(wrong)
+    wrong = [*wrong, *of_others(question, given, "predict", NOUN, OWN), *unwritable_files(given)]
+    reading = PartsRead(question, wrong)
+    reading.missing(NEEDED | PLANNED, "predict")
+    model, cluster, denoise, costs, plan = reading.done(*_read(reading), reading.plan())
     from meshwright.answer.denoising import predict_denoising
     from meshwright.report.denoising_sheet import sheet
 
-    model, cluster, plan = parts
     return show(predict_denoising(model, cluster, denoise, plan, costs=costs), sheet, given)
 
 
@@ -57,34 +37,24 @@ def search_denoised(question: Question, given: Any, wrong: list[Diagnostic]) -> 
     Raises:
         MeshwrightError: everything that is wrong with the question, at once.
     """
-    from meshwright.spec.denoise import parse
-    from meshwright.spec.model import load
-
-    others = of_others(msgspec.structs.replace(question, denoise=""), given, "search", NOUN)
-    others += [_alien("--train", "search")] if question.train else []
-    reading = PartsRead(question, [*wrong, *others, *unsearchable(given)])
-    reading.missing({field: how for field, how in NEEDED.items() if field != "plan"}, "search")
-    parts = reading.done(
-        reading.part(question.model, lambda: load(reading.path(question.model))),
-        reading.cluster("images are made"),
-        reading.part(question.denoise, lambda: parse(question.denoise)),
-        reading.costs(),
-    )
+    reading = PartsRead(question, [*wrong, *of_others(question, given, "search", NOUN, OWN), *unsearchable(given)])
+    reading.missing(NEEDED, "search")
+    model, cluster, denoise, costs = reading.done(*_read(reading))
     from meshwright.report.denoising_sheet import render_best
     from meshwright.search.denoising import find_denoising
 
-    model, cluster, denoise, costs = parts
     found = find_denoising(model, cluster, denoise, costs=costs, **limits(given))
     return show_found(found, render_best, question, given, denoise.text(), "denoise")
 
 
-def _alien(name: str, command: str) -> Diagnostic:
-    message, where = f"{name} says nothing of {NOUN}", f"meshwright {command} --denoise"
-    return Diagnostic(code="X004", message=message, place=where, help="drop it, or drop --denoise")
+def _read(reading: PartsRead) -> tuple[Any, ...]:
+    """Model, cluster, workload and costs (None where no framework is named)."""
+    from meshwright.spec.denoise import parse
 
-
-def _of_others(question: Question, given: Any) -> list[Diagnostic]:
-    """X004 for what is of other questions: said beside images, one of the two is meant."""
-    said = [f"--{name}" for name in OTHERS if getattr(question, name)]
-    said += [f"--{name.replace('_', '-')}" for name in FILES if getattr(given, name, "")]
-    return [_alien(name, "predict") for name in said]
+    asked = reading.question
+    return (
+        reading.model(),
+        reading.cluster("images are made"),
+        reading.part(asked.denoise, lambda: parse(asked.denoise)),
+        reading.costs(),
+    )

@@ -70,7 +70,7 @@ def _read(reading: PartsRead, needed: dict[str, str], command: str) -> tuple[Any
     parse = parse_graph_epochs if whole else parse_edge_samples
     return (
         model,
-        reading.cluster("buckets are trained"),
+        reading.cluster("models of graphs are trained"),
         reading.part(asked.train, lambda: parse(asked.train)),
         reading.costs(),
     )

@@ -136,14 +136,20 @@ def _parsed(kind: type[Options], argv: Sequence[str], command: str, description:
     return kind(**msgspec.structs.asdict(found)), unknown
 
 
+#: Fields of a question that ask something else than a training step does.
+IN_PLACE = ("serve", "denoise")
+
+
 def missing(said: Mapping[str, object], wanted: dict[str, str], *, command: str) -> list[Diagnostic]:
     """X004 for every field of `wanted` (field -> how it is written) that `said` has empty or not at all."""
+    other = next((name for name in IN_PLACE if said.get(name)), "")
+    elsewhere = f"; the question says {other}= in place of train=: meshwright predict answers it" if other else ""
     return [
         Diagnostic(
             code="X004",
             message=f"{how.split()[0].rstrip(',')} is missing",
             place=f"meshwright {command}",
-            help=f"add {how}",
+            help=f"add {how}{elsewhere if field == 'train' else ''}",
         )
         for field, how in wanted.items()
         if not said.get(field)

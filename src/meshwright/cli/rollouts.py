@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
-from meshwright.cli import options
-from meshwright.cli.question import GOAL, WANTED, Question, read_parts
-from meshwright.cli.sheets import show, unwritable_files
-from meshwright.errors import Diagnostic, MeshwrightError
+from meshwright.cli.question import WANTED, Question
+from meshwright.cli.sheets import PartsRead, of_others, show, unwritable_files
+from meshwright.errors import Diagnostic
 
 #: What such a question needs, and how it is written.
 NEEDED = WANTED | {
     "train": "--train seq=32768, the tokens of a sequence that trajectories are packed into",
     "plan": '--plan "fsdp full", of the devices that train',
 }
-#: Options of other questions, and files that are written of these alone.
-OTHERS = ("serve", "denoise", *GOAL, "world")
-FILES = ("job_trace", "records", "slo", "engine_profile")
+OWN = ("train", "rollout")
 #: Words of a training step that rollouts say in its place.
 FROM_ROLLOUTS = {
     "batch": "the rollouts say how many trajectories a step trains on: prompts= times samples=",
@@ -33,28 +28,24 @@ def predict_rolled_out(question: Question, given: Any, wrong: list[Diagnostic]) 
     Raises:
         MeshwrightError: everything that is wrong with the question, at once.
     """
-    wrong = [*wrong, *options.missing(msgspec.structs.asdict(question), NEEDED, command="predict")]
-    wrong += _of_others(question, given) + _of_rollouts(question.train) + unwritable_files(given)
-    said = f"batch=1,{question.train}" if question.train else ""
-    parts, found = read_parts(msgspec.structs.replace(question, train="" if wrong else said, framework=""))
-    wrong += found
+    wrong = [*wrong, *of_others(question, given, "predict", "rollouts", OWN), *_undrawn(given.trace)]
+    reading = PartsRead(question, [*wrong, *_of_rollouts(question.train), *unwritable_files(given)])
+    reading.missing(NEEDED, "predict")
     from meshwright.spec.rollout import parse
+    from meshwright.spec.workload import parse as parse_train
 
-    rollout = costs = None
-    try:
-        rollout = parse(question.rollout, base=question.base)
-        if question.framework:
-            from meshwright.cost import load_framework, standard
-
-            costs = standard(load_framework(question.framework))
-    except MeshwrightError as error:
-        wrong += error.diagnostics
-    if wrong or rollout is None:
-        raise MeshwrightError(wrong)
+    said = f"batch=1,{question.train}" if question.train and not reading.wrong else ""
+    model, cluster, train, plan, rollout, costs = reading.done(
+        reading.model(),
+        reading.cluster("rollouts are trained on"),
+        reading.part(said, lambda: parse_train(said, base=question.base)),
+        reading.plan(),
+        reading.part(question.rollout, lambda: parse(question.rollout, base=question.base)),
+        reading.costs(),
+    )
     from meshwright.answer.rollouts import predict_rollouts
     from meshwright.report.rollouts_sheet import sheet
 
-    model, cluster, train, plan = parts
     return show(predict_rollouts(model, cluster, train, plan, rollout, costs=costs), sheet, given)
 
 
@@ -68,13 +59,7 @@ def _of_rollouts(train: str) -> list[Diagnostic]:
     ]
 
 
-def _of_others(question: Question, given: Any) -> list[Diagnostic]:
-    """X004 for what is of other questions: said beside rollouts, one of the two is meant."""
-    said = [f"--{name}" for name in OTHERS if getattr(question, name)]
-    said += [f"--{name.replace('_', '-')}" for name in FILES if getattr(given, name, "")]
-    where, help = "meshwright predict --rollout", "drop it, or drop --rollout"
-    found = [Diagnostic(code="X004", message=f"{n} says nothing of rollouts", place=where, help=help) for n in said]
-    if given.trace:
-        message, instead = "no timeline of rollouts is written", "--report FILE writes what both sides do and wait for"
-        found.append(Diagnostic(code="X004", message=message, place="--trace", help=instead))
-    return found
+def _undrawn(trace: str) -> list[Diagnostic]:
+    """X004 for a timeline, of which rollouts have none."""
+    message, help = "no timeline of rollouts is written", "--report FILE writes what both sides do and wait for"
+    return [Diagnostic(code="X004", message=message, place="--trace", help=help)] if trace else []

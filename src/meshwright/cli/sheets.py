@@ -21,8 +21,8 @@ OTHERS = {
         *("pareto", "variants", "pick", "report", "plot", "store"),
     ),
 }
-#: Questions that words of one ask.
-ASKED = (*GOAL, *WORLD, "serve", "denoise", "rollout")
+#: Questions, and what is asked about the answer of one.
+ASKED = ("train", *GOAL, *WORLD, "serve", "denoise", "rollout")
 
 
 class PartsRead:
@@ -42,6 +42,12 @@ class PartsRead:
     def path(self, text: str) -> str:
         """A text that may be a path, from where the question stands."""
         return path_of(text, self.question.base)
+
+    def model(self) -> Any:
+        """The model of layers that is named."""
+        from meshwright.spec.model import load
+
+        return self.part(self.question.model, lambda: load(self.path(self.question.model)))
 
     def cluster(self, what: str) -> Any:
         """The one cluster that ``what`` is done on."""
@@ -86,11 +92,16 @@ class PartsRead:
         return parts
 
 
-def of_others(question: Question, given: Any, command: str, noun: str) -> list[Diagnostic]:
-    """X004 for what says nothing of a ``noun``: words and options of other questions."""
-    said = [f"--{name}" for name in ASKED if getattr(question, name)]
+def of_others(
+    question: Question, given: Any, command: str, noun: str, own: tuple[str, ...] = ("train",)
+) -> list[Diagnostic]:
+    """X004 for what says nothing of a ``noun``: words and options of other questions. Words that are its ``own`` end
+    with the option that asks about it."""
+    said = [f"--{name}" for name in ASKED if name not in own and getattr(question, name)]
     said += [f"--{name.strip('_').replace('_', '-')}" for name in OTHERS[command] if getattr(given, name, "")]
     place, help = f"meshwright {command}", "drop it"
+    if own != ("train",):
+        place, help = f"{place} --{own[-1]}", f"{help}, or drop --{own[-1]}"
     return [Diagnostic(code="X004", message=f"{name} says nothing of {noun}", place=place, help=help) for name in said]
 
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import product
 from typing import Any
-
-import msgspec
 
 from meshwright.answer.graph_network import predict_graph_network
 from meshwright.answer.node_embedding import predict_node_embedding
@@ -15,12 +12,9 @@ from meshwright.errors import Diagnostic
 from meshwright.plan import Plan
 from meshwright.plan.bucket_rules import bucket_violations
 from meshwright.plan.facet import divisors
-from meshwright.plan.facets import fields
 from meshwright.plan.facets.buckets import BESIDE, GRID, HOST, LOCK, NVME, PEERS, TOURNAMENT, WAIT
 from meshwright.plan.vertex_rules import vertex_violations
-from meshwright.search.listed import FoundPlans, best_of
-from meshwright.search.restrict import restricted
-from meshwright.search.space import Space
+from meshwright.search.listed import FoundPlans, best_of, plan_of, values_of
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.edge_samples import EdgeSamples
 from meshwright.spec.graph_epochs import GraphEpochs
@@ -54,31 +48,18 @@ def find_graph(
     *,
     costs: Costs | None = None,
     top: int = 5,
-    fix: Iterable[str] = (),
-    bound: Iterable[str] = (),
-    exclude: Iterable[str] = (),
-    allow: Iterable[str] = (),
+    **limits: Iterable[str],
 ) -> FoundPlans:
-    """Predict every legal plan of the space under the restrictions, and return the `top` best.
+    """Predict every legal plan of the space, and return the `top` best. `limits` are the restrictions of
+    :func:`~meshwright.search.listed.values_of`.
 
     Raises:
         MeshwrightError: R001 to R005 for restrictions; P084 or P085 where no plan is legal, with the reasons of the
             plainest.
     """
-    first = _space(model, cluster.num_devices)
-    forms = {name: fields()[name].form for name in first}
-    space = restricted(Space(domains=first), fix=fix, bound=bound, exclude=exclude, allow=allow, forms=forms)
-    whole = isinstance(model, GraphNetwork)
-    plans: dict[str, Plan] = {}
-    for values in product(*(space[name] or () for name in first)):
-        plan = Plan()
-        for name, value in zip(first, values):
-            field = fields()[name]
-            record = msgspec.structs.replace(getattr(plan, field.facet), **field.sets(value))
-            plan = msgspec.structs.replace(plan, **{field.facet: record})
-        plan = plan.on(cluster.num_devices)
-        if plan.layout.pp == 1 or plan.layout.pp * plan.layout.dp == cluster.num_devices:
-            plans[plan.text()] = plan
+    devices, whole = cluster.num_devices, isinstance(model, GraphNetwork)
+    plans = (plan_of(values, devices) for values in values_of(_space(model, devices), **limits))
+    texts = {plan.text(): plan for plan in plans if plan is not None}
 
     def check(plan: Plan) -> list[Diagnostic]:
         return vertex_violations(plan, model, cluster) if whole else bucket_violations(plan, model, cluster, work)
@@ -87,4 +68,4 @@ def find_graph(
         found = predict_graph_network if whole else predict_node_embedding
         return found(model, cluster, work, plan, costs=costs)
 
-    return best_of(plans.values(), check=check, predict=predict, seconds=lambda one: one.total_s, top=top, alike=True)
+    return best_of(texts.values(), check=check, predict=predict, seconds=lambda one: one.total_s, top=top, alike=True)

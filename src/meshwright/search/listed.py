@@ -1,8 +1,10 @@
-"""Searches that predict every legal plan of a small space: of recommendation models and of models of graphs."""
+"""Searches that predict every legal plan of a small space: of recommendation models, models of graphs, and diffusion
+models that make images."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import product
 from typing import Any
 
 import msgspec
@@ -10,6 +12,9 @@ import msgspec
 from meshwright.answer.prediction import FORMAT_VERSION
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.plan import Plan
+from meshwright.plan.facets import fields
+from meshwright.search.restrict import restricted
+from meshwright.search.space import Space
 
 
 class FoundPlans(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +39,37 @@ class FoundPlans(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
+def values_of(
+    domains: Mapping[str, tuple[Any, ...]],
+    *,
+    fix: Iterable[str] = (),
+    bound: Iterable[str] = (),
+    exclude: Iterable[str] = (),
+    allow: Iterable[str] = (),
+) -> Iterator[dict[str, Any]]:
+    """Yield every combination of the values of facets, as facet -> value, under the restrictions that are said.
+
+    Raises:
+        MeshwrightError: R001 to R005 for restrictions.
+    """
+    forms = {name: fields()[name].form for name in domains}
+    space = restricted(Space(domains={**domains}), fix=fix, bound=bound, exclude=exclude, allow=allow, forms=forms)
+    for values in product(*(space[name] or () for name in domains)):
+        yield dict(zip(domains, values))
+
+
+def plan_of(values: Mapping[str, Any], devices: int) -> Plan | None:
+    """Return the plan of so many `devices` that values of facets make, the rest data parallelism; None where their
+    sizes do not divide the devices."""
+    plan = Plan()
+    for name, value in values.items():
+        field = fields()[name]
+        record = msgspec.structs.replace(getattr(plan, field.facet), **field.sets(value))
+        plan = msgspec.structs.replace(plan, **{field.facet: record})
+    layout = plan.layout
+    return plan.on(devices) if devices % (layout.tp * layout.cp * layout.pp) == 0 else None
+
+
 def best_of(
     plans: Iterable[Plan],
     *,
@@ -48,9 +84,12 @@ def best_of(
     for all where plans may be `alike`, as they may differ in a word that changes nothing.
 
     Raises:
-        MeshwrightError: where no plan is legal, what is wrong with the plainest.
+        MeshwrightError: R005 where there is no plan; where none is legal, what is wrong with the plainest.
     """
     wrong = [(plan, check(plan)) for plan in plans]
+    if not wrong:
+        help = "tp, cp and pp multiply to a divisor of the number of devices: take back a --fix or a --bound"
+        raise MeshwrightError.one("R005", "no plan of this space has a rank on every device", help=help)
     legal = [plan for plan, faults in wrong if not faults]
     if not legal:
         raise MeshwrightError(min((faults for _, faults in wrong), key=len))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import product
 from typing import Any
 
 import msgspec
@@ -11,12 +10,9 @@ import msgspec
 from meshwright.answer.recommending import predict_recommending
 from meshwright.cost import Costs
 from meshwright.plan import Plan
-from meshwright.plan.facets import fields
 from meshwright.plan.facets.embeddings import AUTO, COLUMN, NO_TOWERS, NODE, ROW, TABLE, Embeddings
 from meshwright.plan.recommender_rules import recommender_violations
-from meshwright.search.listed import FoundPlans, best_of
-from meshwright.search.restrict import restricted
-from meshwright.search.space import Space
+from meshwright.search.listed import FoundPlans, best_of, values_of
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.recommender import Recommender
 from meshwright.spec.samples import SampleBatch
@@ -40,23 +36,20 @@ def find_recommending(
     *,
     costs: Costs | None = None,
     top: int = 5,
-    fix: Iterable[str] = (),
-    bound: Iterable[str] = (),
-    exclude: Iterable[str] = (),
-    allow: Iterable[str] = (),
+    **limits: Iterable[str],
 ) -> FoundPlans:
-    """Predict every legal plan of :data:`SPACE` under the restrictions, and return the `top` best.
+    """Predict every legal plan of :data:`SPACE`, and return the `top` best. `limits` are the restrictions of
+    :func:`~meshwright.search.listed.values_of`.
 
     Raises:
         MeshwrightError: R001 to R005 for restrictions; P082 where no plan is legal, with the reasons of the plainest.
     """
-    forms = {name: fields()[name].form for name in SPACE}
-    space = restricted(Space(domains=dict(SPACE)), fix=fix, bound=bound, exclude=exclude, allow=allow, forms=forms)
     plans: dict[Embeddings, Plan] = {}
-    for values in product(*(space[name] or () for name in SPACE)):
-        said = Embeddings(**dict(zip(SPACE, values)))
+    listed = [Embeddings(**values) for values in values_of(SPACE, **limits)]
+    none_small = any(one.small == 0 for one in listed)
+    for said in listed:
         said = said if said.way == COLUMN else msgspec.structs.replace(said, columns=Embeddings().columns)
-        said = msgspec.structs.replace(said, small=0) if said.way == AUTO and 0 in (space["small"] or ()) else said
+        said = msgspec.structs.replace(said, small=0) if said.way == AUTO and none_small else said
         plans[said] = Plan(embeddings=said).on(cluster.num_devices)
     return best_of(
         plans.values(),
