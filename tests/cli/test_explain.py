@@ -307,3 +307,9 @@ def test_a_word_of_others_in_a_plan_is_told_ours(plan, help):
 def test_a_word_of_others_in_a_workload_is_told_ours(workload, help):
     with pytest.raises(MeshwrightError, match=help.replace("?", r"\?")):
         mw.parse_train(workload)
+
+
+def test_a_word_of_a_workload_is_explained_in_whole_sentences():
+    """Dots that stand for what is left out (``whatif ... --try``) end none."""
+    said = look_up("workers")["text"]
+    assert "which make its batches in turn" in said and said.count("`") % 2 == 0

@@ -129,7 +129,7 @@ def _of_workloads(word: str, said: list[tuple[str, str, str]]) -> dict[str, Any]
     where = ", ".join(option for option, _, _ in said)
     parts = []
     for option, term, wanted in said:
-        about = re.split(r"(?<=\.) (?=[-A-Z`])", catalog.tables("terms")[term]["text"])
+        about = re.split(r"(?<=[^.]\.) (?=[-A-Z`])", catalog.tables("terms")[term]["text"])
         told = " ".join(line for line in about if re.search(rf"\b{word}=", line))
         parts.append(f"A word of {option}, said as {word}=VALUE: {wanted}. {told}".strip())
     title = f"{word}=: a word of {where}"

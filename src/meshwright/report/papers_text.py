@@ -33,7 +33,7 @@ def counts(rows: list[tuple[Paper, PaperState]]) -> str:
     """Count the rows in each state, the most useful to a user first, and those executed by real processes."""
     held = [f"{sum(s.state == state for _, s in rows)} {state}" for state in STATES]
     real = [f"{n} {word}" for word in (EXECUTED, NOT_HERE) if (n := sum(s.executed == word for _, s in rows))]
-    return f"{len(rows)} papers: {', '.join(held)}" + (f"; {', '.join(real)}" if real else "")
+    return f"{len(rows)} paper{'s' * (len(rows) != 1)}: {', '.join(held)}" + (f"; {', '.join(real)}" if real else "")
 
 
 def table(rows: list[tuple[Paper, PaperState]], console: Console, *, said: str, folded: bool) -> None:
