@@ -12,6 +12,7 @@ from meshwright.compare.measured import steps
 from meshwright.errors import MeshwrightError
 from meshwright.graph import KIND
 from meshwright.plan import parse
+from meshwright.quantity import seconds
 from meshwright.run.emulate import hosts as emulated_hosts
 from meshwright.run.emulate.executed import executed
 from meshwright.run.emulate.hosts import Hosts, missing
@@ -197,3 +198,13 @@ def test_exchanges_of_layers_are_two_at_once_and_use_the_port_while_the_other_wa
     costs = emulated_costs(devices, links, 1e-3, executed=True, outside_s=0.0)
     found = simulate(parse("dp4").on(4), llama, target, workload("batch=4,seq=64"), costs)
     assert found.step_time_s == pytest.approx(8 / 2 * 6 * 0.04 + 6 * 0.02, rel=0.02)
+
+
+@needs_hosts
+def test_how_long_the_steps_should_take_is_said_before_the_first(tmp_path, capsys):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(LLAMA))
+    asked = ["emulate", str(file), "--on", "2xh100", "--train", "batch=4,seq=64", "--plan", "dp2", "--repeats", "1"]
+    assert main([*asked, "--scale", "1", "--json"]) == 0
+    said, begun = capsys.readouterr()
+    assert f"predicted to take {seconds(2 * json.loads(said)['predicted_s'])}" in begun

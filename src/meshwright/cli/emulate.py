@@ -12,6 +12,7 @@ from meshwright.cli.needs import lacking
 from meshwright.cli.output import console, note, print_json, unwritable
 from meshwright.cli.question import WANTED, WORLD, asked, read_parts, read_world
 from meshwright.errors import Diagnostic, MeshwrightError
+from meshwright.quantity import seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -97,6 +98,7 @@ def run(argv: list[str]) -> int:
     hosts |= {"scale": numbers["scale"], "ranks_per_host": int(numbers["per_host"])}
     what = f"{plan.layout.num_ranks} ranks, {hosts['ranks_per_host']} a host, links of {wire}"
     hosts["begun"] = lambda: note(f"emulating {what}")
+    hosts["expected"] = lambda expected_s: note(f"predicted to take {seconds(expected_s)}, once links are measured")
     if world is not None:
         return _job(given, (*parts[:3], plan), world, int(numbers["steps"]), hosts)
     if slow is not None:

@@ -101,10 +101,11 @@ def emulate_job(
     ranks_per_host: int = 1,
     compute_s: float = COMPUTE_S,
     begun: Callable[[], None] = lambda: None,
+    expected: Callable[[float], None] = lambda seconds: None,
 ) -> EmulatedJob:
     """Live through the whole run of a workload in the first draw of a `world`, with `num_steps` steps on emulated hosts
     in the place of all its steps. Rates and scales are those of :func:`.measure.emulate`; `begun` is called once
-    the question is found to be good.
+    the question is found to be good, `expected` with the seconds that the job should take, before it begins.
 
     Raises:
         MeshwrightError: what :func:`.measure.emulate` raises; O003 and O004 as a prediction in that world does; U005
@@ -134,6 +135,7 @@ def emulate_job(
         ]
         simulated = run_job(sizes, decider, (slowed.event(change) for change in happens[0]))
         _check_lengths(sizes, simulated, faster)
+        expected(simulated.seconds)
         timeout_s = 60.0 + 3 * simulated.seconds
         met = tuple(takewhile(lambda change: change.at_s < timeout_s, happens[1]))
         lived = hosts.live(ready.script, sizes, decider, met, timeout_s=timeout_s)

@@ -98,6 +98,7 @@ def emulate(
     scale: float | None = None,
     ranks_per_host: int = 1,
     begun: Callable[[], None] = lambda: None,
+    expected: Callable[[float], None] = lambda seconds: None,
     world: JobWorld | None = None,
 ) -> Emulated:
     """Execute the steps of `plan` on emulated hosts, as :func:`meshwright.run.emulate.measure.emulate` runs a script;
@@ -113,7 +114,8 @@ def emulate(
     num_hosts = plan.layout.num_ranks // ranks_per_host
     with Hosts(num_hosts, rate_bits_s, ranks_per_host, delay_s=delay_s, patient=True) as hosts:
         begun()
-        return executed(hosts, calibrate(hosts), model, cluster, train, plan, repeats=repeats, scale=scale, world=world)
+        links, limits = calibrate(hosts), {"repeats": repeats, "scale": scale, "world": world}
+        return executed(hosts, links, model, cluster, train, plan, expected=expected, **limits)
 
 
 def executed(
@@ -127,10 +129,12 @@ def executed(
     repeats: int = 5,
     scale: float | None = None,
     compute_s: float = COMPUTE_S,
+    expected: Callable[[float], None] = lambda seconds: None,
     world: JobWorld | None = None,
 ) -> Emulated:
     """Predict and execute a legal plan on hosts that are there and measured. A repeat is a round, where replicas take
-    steps of their own; its steps count as their mean."""
+    steps of their own; its steps count as their mean. `expected` is called with the seconds that all steps should take,
+    without what ranks compute beside their passes."""
     target = emulated(cluster, links, hosts)
     if scale is None:
         unscaled = emulated_costs(cluster, links, 1.0, executed=True)
@@ -141,11 +145,13 @@ def executed(
     passes = _passes(run, Pricer(costs))
     every = max(1, read(plan.sync.policy).when)
     warmup = -(-WARMUP_STEPS // every) * every
-    identity = predict(model, target, train, plan, costs=costs, detail=False).timeline.identity
+    before = predict(model, target, train, plan, costs=costs, detail=False, world=world)
+    identity = before.timeline.identity
     num_steps, ranks = repeats * every, plan.layout.num_ranks
     paces = () if world is None else tuple(map(tuple, _paces(world, ranks, warmup + num_steps).T.tolist()))
     job = SleptJob(model, plan, train, passes, warmup, num_steps, identity, paces)
     enter = partial(hosts.enter, preferred=True)
+    expected((warmup + num_steps) * before.step_time_s)
     done = launch.start(steps, job, num_ranks=ranks, device="cpu", enter=enter)
     crowd = max(1.0, ranks / num_cores())
     told = emulated_costs(cluster, links, scale, executed=True, outside_s=done["busy_s"] * crowd)

@@ -103,10 +103,12 @@ def emulate(
     scale: float | None = None,
     ranks_per_host: int = 1,
     begun: Callable[[], None] = lambda: None,
+    expected: Callable[[float], None] = lambda seconds: None,
     slow: SlowStep | None = None,
 ) -> Emulated:
     """Run `plan` on emulated hosts with links of `rate_bits_s` and `delay_s`, whose kernels take `scale` times what
-    they take on `cluster`'s devices, and on `slow` ranks longer. `begun` is called once nothing is left to refuse.
+    they take on `cluster`'s devices, and on `slow` ranks longer. `begun` is called once nothing is left to refuse,
+    `expected` with the seconds that all steps should take, before the first.
 
     Raises:
         MeshwrightError: every violation of the plan; U001 when this machine cannot emulate, U002 when it failed, U003
@@ -117,7 +119,8 @@ def emulate(
     ranks = plan.layout.num_ranks
     with Hosts(ranks // ranks_per_host, rate_bits_s, ranks_per_host, delay_s=delay_s) as hosts:
         begun()
-        return on_hosts(hosts, calibrate(hosts), model, cluster, train, plan, repeats=repeats, scale=scale, slow=slow)
+        links, limits = calibrate(hosts), {"repeats": repeats, "scale": scale, "slow": slow}
+        return on_hosts(hosts, links, model, cluster, train, plan, expected=expected, **limits)
 
 
 def refuse(model: Model, cluster: Cluster, train: Train, plan: Plan, ranks_per_host: int) -> None:
@@ -159,13 +162,15 @@ def on_hosts(
     repeats: int = 5,
     scale: float | None = None,
     compute_s: float = COMPUTE_S,
+    expected: Callable[[float], None] = lambda seconds: None,
     slow: SlowStep | None = None,
 ) -> Emulated:
     """Predict and run a legal plan on hosts that are there and measured; without a `scale` the busiest rank's kernels
-    take `compute_s`."""
+    take `compute_s`. `expected` is called with the seconds that all steps should take."""
     ready = prepare(hosts, links, model, cluster, train, plan, scale=scale, compute_s=compute_s, slow=slow)
     run, prediction, script = ready.run, ready.prediction, ready.script
     lowered = run.lowered
+    expected((repeats + 1) * prediction.step_time_s)
     timeout = 60.0 + 10 * (repeats + 1) * prediction.step_time_s
     measured, disturbed = _undisturbed(hosts, script, repeats, timeout)
     steps = measured.times[:, :, 1].max(axis=1)
