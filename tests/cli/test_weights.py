@@ -32,7 +32,7 @@ def once(tmp_path_factory):
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
         tiny(folder)
         assert main(["run", *QUESTION, *words]) == 0
-    return folder
+    return folder.rename(folder.with_name("moved"))  # so that its model's file is not where it was read
 
 
 @pytest.fixture
@@ -151,6 +151,16 @@ def test_weights_within_a_round_of_local_steps_are_said_to_be_one_replicas(train
 def test_weights_without_their_configuration_are_said_to_lack_it(trained, capfd):
     assert main(["weights", "run1", "--to", "bare"]) == 0
     assert "no config.json" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("file", ["config.json", "shape.json"])
+def test_the_configuration_that_a_run_read_its_model_from_goes_with_the_weights(file, trained, capfd):
+    (trained / "tiny" / "config.json").rename(trained / "tiny" / file)
+    question = [f"tiny/{file}", *QUESTION[1:], "--plan", "dp2 zero1", "--steps", "1", "--out", "run2"]
+    assert main(["run", *question]) == 0
+    assert main(["weights", "run2", "--to", "whole"]) == 0
+    assert "no config.json" not in capfd.readouterr().err
+    assert json.loads((trained / "whole" / "config.json").read_text()) == CONFIG | {"dtype": "float32"}
 
 
 def test_a_tokenizer_and_a_configuration_go_with_the_weights_from_the_folder_that_a_run_began_with(trained, capfd):

@@ -14,7 +14,7 @@ from meshwright.cli import options
 from meshwright.cli.guard import show
 from meshwright.cli.needs import lacking
 from meshwright.cli.output import console, note, print_json, unwritable
-from meshwright.cli.question import OPTIONAL, WANTED, asked, read_parts
+from meshwright.cli.question import OPTIONAL, WANTED, asked, path_of, read_parts
 from meshwright.cli.run_adapters import EXPORTS, adapted, reported, weights_of
 from meshwright.cli.run_data import not_there, opened, share_held_out, wrong_samples
 from meshwright.cli.run_feeding import batch_seconds, waits, wrong_workers
@@ -39,6 +39,7 @@ from meshwright.cli.run_worlds import bad, elastic, measured, no_clients, recove
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.run.environment import is_first, launched, num_cores, num_threads
 from meshwright.spec.decay import SCHEDULES
+from meshwright.spec.model import read_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -245,6 +246,8 @@ def _read(given: RunOptions, wrong: list[Diagnostic]) -> tuple[Job, Callable[[An
         return predict(model, where, packed, plan, costs=costs, detail=False)
 
     job = _job(msgspec.structs.replace(given, weights=weights), numbers, precision, predicted)
+    if (file := read_from(path_of(question.model, question.base))) is not None:
+        job = msgspec.structs.replace(job, config=str(file))
     wrong = [*unknown(given, job), *(unelastic(job) if given.elastic else ())]
     if wrong:
         raise MeshwrightError(wrong)

@@ -18,9 +18,9 @@ DESCRIPTION = """Turn a checkpoint of meshwright run into published weights: saf
 of Hugging Face, which transformers, vLLM and others load, and which meshwright run --weights begins with; or, with
 --format dcp, into the format of torch.distributed.checkpoint, with AdamW's moments.
 
-The model's config.json and its tokenizer go with published weights where they are found: beside the checkpoint, or in
-the folders of --weights and --tokenizer that the run was begun with. --model says where else: a catalog name, for the
-config.json alone, or the folder of a published model.
+The model's config.json and its tokenizer go with published weights where they are found: beside the checkpoint, in the
+folders of --weights and --tokenizer that the run was begun with, or where it read its model from. --model says where
+else: a catalog name, for the config.json alone, or the folder of a published model.
 
 CHECKPOINT may be a folder that torch.distributed.checkpoint wrote, too: of its parameters --model makes published
 weights, or, with --format checkpoint and AdamW's moments in it, a checkpoint that meshwright run --resume goes on from

@@ -1,6 +1,6 @@
 """Files that go with published weights where these go: the model's configuration, its tokenizer and the template of its
 conversations. A run's checkpoint says which weights and which tokenizer it began with, and the files are looked for
-there, after the checkpoint's own folder and the run's."""
+there, after the checkpoint's own folder and the run's; it says which file the model was read from, too."""
 
 from __future__ import annotations
 
@@ -51,10 +51,11 @@ NONE = Companions()
 
 
 def origin(job: Job) -> dict[str, str]:
-    """Return the absolute paths of the ``weights`` and the ``tokenizer`` that a job trains with, as its checkpoints say
-    them: "bytes" is a tokenizer too. A job that goes on from a checkpoint keeps what that one said of weights."""
+    """Return the absolute paths of the ``weights``, the ``tokenizer`` and the model's ``config`` that a job has, as its
+    checkpoints say them: "bytes" is a tokenizer too. A job that goes on from a checkpoint keeps what that one said of
+    weights."""
     before = origin_of(job.out) if job.resume else {}
-    said = {"weights": job.weights, "tokenizer": job.tokenizer}
+    said = {"weights": job.weights, "tokenizer": job.tokenizer, "config": job.config}
     return before | {key: path if path == BYTES else str(Path(path).resolve()) for key, path in said.items() if path}
 
 
@@ -68,11 +69,13 @@ def origin_of(out: str | Path) -> dict[str, str]:
 
 def of_run(checkpoint: Path, meta: Meta, named: str = "") -> Companions:
     """Find the companions of a checkpoint: in the folder of the model that is `named`, in the checkpoint's, in the
-    run's, with the weights that the run began with. A configuration of another model is passed over, and the catalog's
-    is taken where no folder has one."""
+    run's, with the weights that the run began with. A configuration of another model is passed over; where no folder
+    has one it is the file that the run read its model from, or the catalog's."""
     began = meta.extra.get(ORIGIN, {})
     folders = [*_folder(named), checkpoint, checkpoint.absolute().parent, *_folder(began.get("weights", ""))]
     found = _companions(folders, meta.model_hash, began.get("tokenizer", ""))
+    if found.config is None and "config" in began:
+        found = found._replace(config=_config(Path(began["config"]), meta.model_hash))
     if found.config is None and (model := models.in_catalog(meta.model)) and identity(model) == meta.model_hash:
         found = found._replace(config=models.config(meta.model))
     return found

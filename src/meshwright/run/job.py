@@ -33,7 +33,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     ``judged_every`` so many steps (0: never) the loss is measured on the last ``held_out`` of the text, which is then
     not trained on, or on ``judged_text``, whose folder is ``judged_corpus``; of sequences so many first tokens are not
     judged (``judged_from``). Images that are trained on are changed as ``augment`` says. ``keep`` so many checkpoints.
-    ``portions``: what replicas that differ have of a step. ``adapter``: a folder of adapters to begin with.
+    ``portions``: what replicas that differ have of a step. ``config``: the file that the model was read from, "" of one
+    of the catalog. ``adapter``: a folder of adapters to begin with.
     ``export``: what adapters are written as at the end (:mod:`.lora.peft`), "" for nothing. ``tensorboard``: a folder,
     ``wandb`` a project, ``callback`` a function ``module:name`` that is told of every step (:mod:`.reports`).
     """
@@ -61,6 +62,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     keep: int = KEEP
     data_workers: int = 0
     prefetch: int = 0
+    config: str = ""
     adapter: str = ""
     export: str = ADAPTER
     tensorboard: str = ""

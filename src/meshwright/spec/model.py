@@ -79,12 +79,17 @@ def config(name_or_path: str | Path) -> dict[str, Any]:
     return {key: value for key, value in found.items() if not key.startswith("_")}
 
 
+def read_from(name_or_path: str | Path) -> Path | None:
+    """Return the file that :func:`load` reads for a path; None for a name of the catalog, and without a file."""
+    text = str(name_or_path)
+    is_path = "/" in text or text.endswith(".json") or isinstance(name_or_path, Path)
+    return _file(text) if is_path or _entry(text) is None else None
+
+
 def _found(name_or_path: str | Path) -> tuple[dict[str, Any], str, str]:
     """A configuration, the model's name and where it was found."""
     text = str(name_or_path)
-    entry = _entry(text)
-    is_path = "/" in text or text.endswith(".json") or isinstance(name_or_path, Path)
-    file = _file(text) if is_path or entry is None else None
+    entry, file = _entry(text), read_from(name_or_path)
     if file is not None:
         name = file.parent.name if file.name == "config.json" and file.parent.name else file.stem
         return _read_file(file), name, str(file)
