@@ -103,6 +103,12 @@ def test_records_of_another_measure_teach_nothing(tmp_path, capsys):
     assert "X006" in capsys.readouterr().err
 
 
+def test_records_that_cannot_be_written_are_refused_before_anything_is_simulated(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("meshwright.search.serving.techniques.what_helps", None)
+    assert whatif("--try", "policy=sarathi", "--records", str(tmp_path / "none" / "tried.jsonl")) == 2
+    assert "[X104]" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [(None, "No such file"), ("\n{}\n", "line 2: Object missing required field"), ('{"model": 1}', "line 1")],

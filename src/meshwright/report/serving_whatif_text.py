@@ -55,7 +55,7 @@ def verdict(ranking: ServedRanking) -> str:
     best = ranking.helps[0]
     if not ranking.value(ranking.before):
         return f"{best.technique.words} keeps the objectives, and the plan as it is does at no rate"
-    return f"most by {best.technique.words}: {ranking.gain(best):.3f}x"
+    return f"most is gained by {best.technique.words}: {ranking.gain(best):.3f}x"
 
 
 def _row(ranking: ServedRanking, one: ServedAttempt, name: str) -> tuple[Text, ...]:
