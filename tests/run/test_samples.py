@@ -151,8 +151,13 @@ def test_clusters_take_turns_on_runs_of_the_samples(tmp_path):
 SAID = {
     "batch=8,features=13": ("W009", "some reads vectors of 12 features", "say features=12"),
     "batch=8,seq=4": ("W009", "some reads vectors of 12 features", "say features=12"),
-    "batch=8,features=12,image=4": ("W002", "and features= is about vectors", "drop features="),
-    "batch=8,features=12,seq=1": ("W002", "each sequence is a vector of 12 features", "drop seq="),
+    "batch=8,features=12,image=4": (
+        "W002",
+        "and features= is about vectors",
+        "or image= where the model reads vectors",
+    ),
+    "batch=8,image=4": ("W009", "some reads vectors of 12 features", "say features=12"),
+    "batch=8,features=12,seq=1": ("W002", "each sequence is a vector of 12 features", "or features= where the model"),
 }
 
 

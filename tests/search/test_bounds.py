@@ -1,5 +1,6 @@
 """Bounds where they are tightest: every plan of small regions against everything that bounds it."""
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -7,6 +8,7 @@ from meshwright.cost import load_framework, standard
 from meshwright.cost.roofline import contention
 from meshwright.plan import parse as plan
 from meshwright.search.bounds import CoreScope, compute_seconds, step_seconds
+from meshwright.search.columns import spread
 from meshwright.search.evaluate import Evaluator
 from meshwright.search.exchanges import Exchanges
 from meshwright.search.find import find
@@ -212,3 +214,9 @@ def test_copies_of_a_stage_are_added_up_in_one_message_where_the_optimizer_is_sh
     found = list(compared(question, costs))
     assert {one.plan.layout.zero for one in found} == {0, 1}
     assert not {one.plan.text(): one.over() for one in found if one.over()}
+
+
+def test_units_of_no_work_bound_nothing():
+    none = np.zeros((1, 2))
+    with np.errstate(all="raise"):
+        assert spread(none, np.ones(2), np.array([4])) == 0

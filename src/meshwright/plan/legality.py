@@ -109,9 +109,11 @@ def _image(model: Model, train: Train) -> Iterator[Diagnostic]:
         width = model.embedding.width
     if width != train.features:
         what = f"vectors of {width} features" if width else "no vectors of features"
-        said = f"features={train.features}" if train.features else f"seq={train.seq_len}"
-        help = f"say features={width}" if width else "say seq= or image= in place of features="
-        yield Diagnostic(code="W009", message=f"{model.name} reads {what}", place=f"--train {said}", help=help)
+        said = {"features": train.features, "image": train.image, "seq": train.seq_len}
+        place = next(f"--train {word}={number}" for word, number in said.items() if number)
+        help = f"say features={width}" if width else f"say {'image=' if scales else 'seq='} in place of features="
+        yield Diagnostic(code="W009", message=f"{model.name} reads {what}", place=place, help=help)
+        return
     if not scales and train.image:
         tokens = model.flows[model.head.stream].tokens
         message = f"{model.name} reads tokens, and image= is of networks of convolutions"

@@ -100,7 +100,8 @@ def spread(each: np.ndarray, amount: np.ndarray, ranks: np.ndarray) -> np.ndarra
     speeds of the ranks at the whole work."""
     there = ranks > 0
     each, ranks = each[there], ranks[there]
-    speed = 1.0 / (each @ amount)  # [D, ...]
+    whole_s = each @ amount  # [D, ...]
+    speed = 1.0 / np.where(whole_s > 0, whole_s, 1.0)  # units of no work bound nothing, whatever the weights
     weight = speed / np.tensordot(ranks, speed, axes=1)
     return (weight[..., None] * each).min(axis=0) @ amount
 

@@ -84,17 +84,18 @@ def _pictured(values: dict[str, object], place: str) -> list[Diagnostic]:
         return []
     said, side = f"{place} {key}={values[key]}", values[key]
     what = f"an image of {side} x {side} pixels" if key == "image" else f"a vector of {side} features"
+    about = {"features": "vectors"}
     words = {"seq_len": "seq", "lengths": "lengths", "pack": "pack", "frames": "frames", "routing": "routing"}
     words |= {"adversarial": "adversarial", "align": "align"} | ({"features": "features"} if key == "image" else {})
     return [
         Diagnostic(
             code="W002",
-            message=f"each sequence is {what}, and {word}= is about {'vectors' if word == 'features' else 'tokens'}",
+            message=f"each sequence is {what}, and {word}= is about {about.get(word, 'tokens')}",
             place=said,
-            help=f"drop {word}=, or {key}= where the model reads tokens",
+            help=f"drop {word}=, or {key}= where the model reads {about.get(word, 'tokens')}",
         )
-        for key, word in words.items()
-        if key in values
+        for field, word in words.items()
+        if field in values
     ]
 
 
