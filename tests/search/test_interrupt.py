@@ -10,8 +10,11 @@ import pytest
 
 from meshwright.cli import main
 from meshwright.cli.guard import guarded
+from meshwright.cli.output import console
 from meshwright.export.gap import Gap
+from meshwright.report.denoising_sheet import render_best
 from meshwright.report.search_text import verdict
+from meshwright.search.denoising import find_denoising
 from meshwright.search.engines import Demands, Engine
 from meshwright.search.evaluate import Evaluator
 from meshwright.search.find import find
@@ -20,6 +23,8 @@ from meshwright.search.restrict import restricted
 from meshwright.search.space import default
 from meshwright.search.walk import StopFlag, Walk
 from meshwright.spec.cluster import load as cluster
+from meshwright.spec.denoise import parse as parse_denoise
+from meshwright.spec.model import load
 from meshwright.spec.workload import parse
 from tests.random_plans import LLAMA
 
@@ -154,3 +159,18 @@ def test_a_process_that_is_sent_sigint_while_it_walks_answers_and_ends_in_order(
     said = " ".join(out.split())  # lines end where they are full
     assert ("not proven" in said) if child.returncode == 0 else said.startswith("stopped too early to say")
     assert "Traceback" not in err and "failed" not in err
+
+
+def test_a_signal_ends_a_search_of_listed_plans_with_the_best_of_those_that_were_predicted(looks, capsys):
+    told = []
+
+    def report(what, done, total):
+        told.append(done)
+        if done == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    found = find_denoising(load("dit-xl-2-256"), cluster("8xh100"), parse_denoise("size=256"), report=report)
+    assert told == [1, 2, 3] and found.stopped and found.evaluated == 3 < found.legal
+    assert found.to_json()["stopped"]
+    render_best(found, console())
+    assert f"3 of {found.legal} plans were looked at, the best:" in capsys.readouterr().out

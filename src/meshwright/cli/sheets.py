@@ -9,7 +9,9 @@ from typing import Any
 import msgspec
 
 from meshwright.cli import options
+from meshwright.cli.guard import INTERRUPTED
 from meshwright.cli.output import console, note, print_json, unwritable
+from meshwright.cli.progress import Progress
 from meshwright.cli.question import GOAL, WORLD, Question, beside, path_of
 from meshwright.errors import Diagnostic, MeshwrightError
 
@@ -140,15 +142,16 @@ def unsearchable(given: Any) -> list[Diagnostic]:
 
 
 def limits(given: Any) -> dict[str, Any]:
-    """The restrictions of a search, and how many of the best it shows."""
-    return {name: getattr(given, name) for name in ("fix", "bound", "exclude", "allow")} | {"top": int(given.top or 5)}
+    """The restrictions of a search, how many of the best it shows, and who is told how far it is."""
+    said = {name: getattr(given, name) for name in ("fix", "bound", "exclude", "allow")}
+    return said | {"top": int(given.top or 5), "report": Progress("plans", least_s=1.0)}
 
 
 def show_found(
     found: Any, render: Callable[[Any, Any], None], question: Question, given: Any, work: str, option: str = "train"
 ) -> int:
     """Print the best plans of a search and save the first with its question, whose workload an `option` says; 0 when a
-    plan fits, 1 when none does."""
+    plan fits, 1 when none does, 130 when it was stopped before one was found."""
     if given.json:
         print_json(found.to_json())
     else:
@@ -160,4 +163,4 @@ def show_found(
         said = {field: beside(path_of(text, question.base), given.save) for field, text in said.items()}
         save(found.best[0].plan, given.save, said | {option: work})
         note(f"wrote {given.save}: meshwright predict {given.save} says more")
-    return 0 if found.fits else 1
+    return 0 if found.fits else INTERRUPTED if found.stopped else 1

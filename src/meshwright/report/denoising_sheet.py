@@ -46,4 +46,4 @@ def render_best(found: FoundPlans, console: Console) -> None:
     for one in found.best:
         held, fits = gibibytes(one.peak_memory_bytes), "fits" if one.fits else "does not fit"
         rows.append((seconds(one.latency.value), f"{one.images_per_s:.3g} images/s", held, fits, one.plan.text()))
-    render_found(found.evaluated, ("latency", "", "a device", "", "plan"), rows, sheet(found.best[0]), console)
+    render_found(found, ("latency", "", "a device", "", "plan"), rows, sheet(found.best[0]), console)

@@ -19,4 +19,4 @@ def render_best(found: FoundPlans, console: Console) -> None:
         rows.append((seconds(one.total_s), seconds(one.epoch_s), held, fits, one.plan.text()))
     whole = isinstance(found.best[0], NetworkPrediction)
     first = (graph_network_sheet if whole else node_embedding_sheet).sheet(found.best[0])
-    render_found(found.evaluated, ("all epochs", "an epoch", "a device", "", "plan"), rows, first, console)
+    render_found(found, ("all epochs", "an epoch", "a device", "", "plan"), rows, first, console)

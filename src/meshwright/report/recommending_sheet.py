@@ -46,7 +46,7 @@ def render_best(found: FoundPlans, console: Console) -> None:
         held, fits = gibibytes(one.peak_memory_bytes), "fits" if one.fits else "does not fit"
         rows.append((seconds(one.step_time_s), f"{one.samples_per_s:,.0f}", held, fits, one.plan.text()))
     heads = ("step", "samples/s", "fullest rank", "", "plan")
-    render_found(found.evaluated, heads, rows, sheet(found.best[0]), console)
+    render_found(found, heads, rows, sheet(found.best[0]), console)
 
 
 def _tables(prediction: RecommendingPrediction) -> SheetGrid:

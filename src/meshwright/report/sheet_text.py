@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
@@ -11,6 +12,9 @@ from meshwright.quantity import seconds
 from meshwright.report.bars import bar
 from meshwright.report.page import Page
 from meshwright.report.sheet import Lines, Sheet, SheetGrid, SheetSection, Spent, shown
+
+if TYPE_CHECKING:
+    from meshwright.search.listed import FoundPlans
 
 #: Cells of a bar.
 CELLS = 24
@@ -40,11 +44,12 @@ def printed(sheet: Sheet, page: Page) -> None:
 
 
 def render_found(
-    evaluated: int, heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], best: Sheet, console: Console
+    found: FoundPlans, heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], best: Sheet, console: Console
 ) -> None:
-    """Print the best of so many plans that a search evaluated, and the first of them in full."""
+    """Print the best plans that a search `found`, a row each, and the first of them in full."""
+    some = f"{found.evaluated} of {found.legal} plans were looked at" if found.stopped else f"{found.evaluated} plans"
     with Page(console) as page:
-        page.print(Text(f"{evaluated} plans, the best:", "bold"))
+        page.print(Text(f"{some}, the best:", "bold"))
         grid(SheetGrid("", heads, rows), page)
         page.print()
         printed(best, page)

@@ -9,7 +9,7 @@ from meshwright.answer.denoising import denoising_violations, predict_denoising
 from meshwright.cost import Costs
 from meshwright.plan.facet import divisors
 from meshwright.plan.facets.denoising import NONE
-from meshwright.search.listed import FoundPlans, best_of, plan_of, values_of
+from meshwright.search.listed import FoundPlans, Report, best_of, plan_of, quiet, values_of
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.denoise import Denoise
 from meshwright.spec.model import Model
@@ -36,10 +36,11 @@ def find_denoising(
     *,
     costs: Costs | None = None,
     top: int = 5,
+    report: Report = quiet,
     **limits: Iterable[str],
 ) -> FoundPlans:
     """Predict every legal plan of the space on all devices, and return the `top` that make the images soonest. `limits`
-    are the restrictions of :func:`~meshwright.search.listed.values_of`.
+    are the restrictions of :func:`~meshwright.search.listed.values_of`; `report` as :func:`.best_of` takes it.
 
     Raises:
         MeshwrightError: W019 for a model that makes no images; R001 to R005 for restrictions; P codes where no plan is
@@ -55,5 +56,6 @@ def find_denoising(
         predict=lambda plan: predict_denoising(model, cluster, denoise, plan, costs=costs),
         seconds=lambda one: one.latency.value,
         top=top,
+        report=report,
         alike=True,
     )

@@ -14,7 +14,7 @@ from meshwright.plan.bucket_rules import bucket_violations
 from meshwright.plan.facet import divisors
 from meshwright.plan.facets.buckets import BESIDE, GRID, HOST, LOCK, NVME, PEERS, TOURNAMENT, WAIT
 from meshwright.plan.vertex_rules import vertex_violations
-from meshwright.search.listed import FoundPlans, best_of, plan_of, values_of
+from meshwright.search.listed import FoundPlans, Report, best_of, plan_of, quiet, values_of
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.edge_samples import EdgeSamples
 from meshwright.spec.graph_epochs import GraphEpochs
@@ -48,10 +48,11 @@ def find_graph(
     *,
     costs: Costs | None = None,
     top: int = 5,
+    report: Report = quiet,
     **limits: Iterable[str],
 ) -> FoundPlans:
     """Predict every legal plan of the space, and return the `top` best. `limits` are the restrictions of
-    :func:`~meshwright.search.listed.values_of`.
+    :func:`~meshwright.search.listed.values_of`; `report` as :func:`.best_of` takes it.
 
     Raises:
         MeshwrightError: R001 to R005 for restrictions; P084 or P085 where no plan is legal, with the reasons of the
@@ -68,4 +69,5 @@ def find_graph(
         found = predict_graph_network if whole else predict_node_embedding
         return found(model, cluster, work, plan, costs=costs)
 
-    return best_of(texts.values(), check=check, predict=predict, seconds=lambda one: one.total_s, top=top, alike=True)
+    told = {"top": top, "alike": True, "report": report}
+    return best_of(texts.values(), check=check, predict=predict, seconds=lambda one: one.total_s, **told)

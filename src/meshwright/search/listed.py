@@ -13,16 +13,31 @@ from meshwright.answer.prediction import FORMAT_VERSION
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.plan import Plan
 from meshwright.plan.facets import fields
+from meshwright.search.interrupt import stopping
 from meshwright.search.restrict import restricted
 from meshwright.search.space import Space
+from meshwright.search.walk import StopFlag
+
+#: Told what is done, how much of it, and of how much.
+Report = Callable[[str, int, int], None]
+
+
+def quiet(what: str, done: int, total: int) -> None:
+    """Tell nobody."""
 
 
 class FoundPlans(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of a search: predictions of the ``best`` plans, those that fit first, by time; how many were
-    ``evaluated``."""
+    ``evaluated`` of those that are ``legal``, fewer where somebody stopped it."""
 
     best: tuple[Any, ...]
     evaluated: int
+    legal: int
+
+    @property
+    def stopped(self) -> bool:
+        """Whether some plans were not looked at."""
+        return self.evaluated < self.legal
 
     @property
     def fits(self) -> bool:
@@ -35,6 +50,7 @@ class FoundPlans(msgspec.Struct, frozen=True, kw_only=True):
             "format_version": FORMAT_VERSION,
             "fits": self.fits,
             "evaluated": self.evaluated,
+            "stopped": self.stopped,
             "best": [one.to_json() for one in self.best],
         }
 
@@ -78,10 +94,12 @@ def best_of(
     seconds: Callable[[Any], float],
     top: int,
     alike: bool = False,
+    report: Report = quiet,
 ) -> FoundPlans:
     """Predict every plan that `check` finds nothing wrong with, and return the `top` best: those that fit by the
     `seconds` of their answers, others by memory. Of plans that come out the same, in time and memory, the first stands
-    for all where plans may be `alike`, as they may differ in a word that changes nothing.
+    for all where plans may be `alike`, as they may differ in a word that changes nothing. Ctrl-C ends it with the best
+    of those that were predicted; `report` is told how many are.
 
     Raises:
         MeshwrightError: R005 where there is no plan; where none is legal, what is wrong with the plainest.
@@ -93,7 +111,13 @@ def best_of(
     legal = [plan for plan, faults in wrong if not faults]
     if not legal:
         raise MeshwrightError(min((faults for _, faults in wrong), key=len))
-    answers = [predict(plan) for plan in legal]
+    answers, stop = [], StopFlag()
+    with stopping(stop):
+        for plan in legal:
+            answers.append(predict(plan))
+            report("predicted", len(answers), len(legal))
+            if stop.asked:
+                break
     answers.sort(key=lambda one: (not one.fits, seconds(one) if one.fits else one.peak_memory_bytes))
     count = len(answers)
     if alike:
@@ -101,4 +125,4 @@ def best_of(
         for one in answers:
             first.setdefault((seconds(one), one.peak_memory_bytes), one)
         answers = list(first.values())
-    return FoundPlans(best=tuple(answers[:top]), evaluated=count)
+    return FoundPlans(best=tuple(answers[:top]), evaluated=count, legal=len(legal))

@@ -12,7 +12,7 @@ from meshwright.cost import Costs
 from meshwright.plan import Plan
 from meshwright.plan.facets.embeddings import AUTO, COLUMN, NO_TOWERS, NODE, ROW, TABLE, Embeddings
 from meshwright.plan.recommender_rules import recommender_violations
-from meshwright.search.listed import FoundPlans, best_of, values_of
+from meshwright.search.listed import FoundPlans, Report, best_of, quiet, values_of
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.recommender import Recommender
 from meshwright.spec.samples import SampleBatch
@@ -36,10 +36,11 @@ def find_recommending(
     *,
     costs: Costs | None = None,
     top: int = 5,
+    report: Report = quiet,
     **limits: Iterable[str],
 ) -> FoundPlans:
     """Predict every legal plan of :data:`SPACE`, and return the `top` best. `limits` are the restrictions of
-    :func:`~meshwright.search.listed.values_of`.
+    :func:`~meshwright.search.listed.values_of`; `report` as :func:`.best_of` takes it.
 
     Raises:
         MeshwrightError: R001 to R005 for restrictions; P082 where no plan is legal, with the reasons of the plainest.
@@ -57,4 +58,5 @@ def find_recommending(
         predict=lambda plan: predict_recommending(model, cluster, work, plan, costs=costs),
         seconds=lambda one: one.step_time_s,
         top=top,
+        report=report,
     )
