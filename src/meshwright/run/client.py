@@ -60,6 +60,8 @@ class ClientLoop:
     ):
         self.client, self.trainer, self.flat, self.corpus, self.world = client, trainer, flat, corpus, world
         self.up, self.inbox, self.mu = up, inbox, mu
+        #: Samples of each class, of which this client has more of some, where its data are uneven samples.
+        self.classes = corpus.groups(PARTS) if world.skew and isinstance(corpus, LabelledSamples) else []
         self.begun: torch.Tensor | None = None
         self.corrected = CorrectedSteps(trainer, flat)
         #: Steps on a pruned model, where the server's is.
