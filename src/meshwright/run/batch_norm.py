@@ -85,9 +85,10 @@ class RunningStatistics:
         """`clients`: replicas are clients of a server, which keep their own until the run is over."""
         self.norms = [one for stage in stages for one in stage.modules() if isinstance(one, BatchNorm)]
         self.every, self.clients = mesh["data"], clients
-        together = set(mesh["data"].ranks) & set(mesh["worker"].ranks)
-        #: The ranks that step together with this one, and hold the same norms.
-        self.own = next(mesh[name] for name in ("self", "shard", "data") if set(mesh[name].ranks) == together)
+        together, alike = set(mesh["data"].ranks) & set(mesh["worker"].ranks), ("self", "shard", "data")
+        #: The ranks that step together with this one, and hold the same norms; peers of a swarm, which hold none, have
+        #: no such group.
+        self.own = next((mesh[name] for name in alike if set(mesh[name].ranks) == together), mesh["self"])
         for norm in self.norms if self.every.alone or clients else ():
             norm.common = norm.running
 
