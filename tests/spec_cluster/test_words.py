@@ -218,3 +218,34 @@ def test_islands_meet_on_the_network_that_is_said_or_are_refused():
     for words, said in (("8xa100,meet=25gbe", "no other island"), ("8xa100,meet=1gbe + 8xa100,meet=25gbe", "one net")):
         with pytest.raises(MeshwrightError, match=f"C013.*{said}"):
             load(words)
+
+
+def test_a_rate_is_sockets_over_a_link_of_it():
+    """100 Mbit/s are 0.0125 GB/s, with the latency of sockets; collectives are priced as over 1 gigabit Ethernet."""
+    level = load("4x1xv100,100mbit").islands[0].levels[-1]
+    assert (level.name, level.gb_s, level.latency_us) == ("100mbit", 0.0125, by_word()["1gbe"].latency_us)
+    assert load("2x8xh100,4x1.5gbit").islands[0].levels[-1].gb_s == 4 * 1.5 / 8
+    assert load("4x1xv100,100mbit").name == "4x1xv100,100mbit"
+
+    def gathered(name):
+        gb_s, about = 0.125, {"latency_us": 17.8, "below": 1, "topology": "fat_tree", "scale_out": True}
+        group = Group(size=2, hops=(Hop(name=name, members=2, gb_s=gb_s, **about),))
+        return Network()(Collective(op="all_gather", num_bytes=2.0**20, group=group), load_device("v100_pcie_16gb"))
+
+    assert gathered("1gbit") == gathered("1gbe")
+
+
+def test_a_delay_is_on_top_of_a_networks_latency_between_nodes_and_islands():
+    built = load("2x8xh100,100mbit,delay=20ms + 8xa100,1gbe")
+    assert built.islands[0].levels[-1].latency_us == pytest.approx(20_017.8)
+    assert built.islands[0].levels[0].latency_us == load("8xh100").islands[0].levels[0].latency_us
+    assert built.interconnect[0].latency_us == pytest.approx(20_017.8)
+    assert load("8xh100 + 8xa100,meet=10mbit,delay=5ms").interconnect[0].latency_us == pytest.approx(5_017.8)
+    assert load("4x8xh100,efa,delay=500us").islands[0].levels[-1].latency_us == pytest.approx(
+        500 + load("4x8xh100,efa").islands[0].levels[-1].latency_us
+    )
+
+
+@pytest.mark.parametrize("word", ["0.001kbit", "delay=20m", "delay=11s", "delay=", "100 mbits", "meet=4kbit"])
+def test_rates_and_delays_that_no_link_has_are_refused(word):
+    assert refusal(f"4x8xh100,{word}")[0].code == "C014"

@@ -250,9 +250,10 @@ def _links() -> list[dict[str, Any]]:
 
 def _link(name: str) -> dict[str, Any]:
     from meshwright.errors import MeshwrightError
-    from meshwright.spec.links import by_word, links
+    from meshwright.spec.links import by_word, links, named
 
-    link = (links() | by_word()).get(name.strip().lower())
+    word = name.strip().lower()
+    link = links().get(word) or named(word)
     if link is None:
         raise MeshwrightError.one("X011", f"no link {name!r}", help=nearest(name, list(by_word())))
     return msgspec.to_builtins(link)

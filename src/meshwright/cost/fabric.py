@@ -14,6 +14,8 @@ import msgspec
 
 from meshwright import catalog
 from meshwright.errors import MeshwrightError
+from meshwright.spec.links import SOCKETS
+from meshwright.spec.rate_words import rate_bits_s
 from meshwright.work import Hop
 
 FORMAT_VERSION = 2
@@ -153,7 +155,7 @@ def names_of(hop: Hop, device: str, scale_up: str) -> tuple[str, ...]:
     """Return the names under which a level's constants are looked up, the most specific first."""
     exact = f"{device}.{hop.name}.{hop.topology}"
     if hop.scale_out:
-        return exact, f"{device}.{hop.name}", hop.name
+        return exact, f"{device}.{hop.name}", hop.name, *((SOCKETS,) if rate_bits_s(hop.name) else ())
     return exact, f"{device}.{hop.name}", f"{scale_up}.{hop.name}.{hop.topology}", f"{scale_up}.{hop.name}", hop.name
 
 

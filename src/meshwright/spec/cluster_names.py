@@ -17,9 +17,9 @@ import msgspec
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.spec import cluster_words
 from meshwright.spec.cluster_tree import MOST_DEVICES, Cluster, Island
-from meshwright.spec.cluster_words import Words, bad
+from meshwright.spec.cluster_words import Words, bad, delayed
 from meshwright.spec.hardware import Device, Level, Node
-from meshwright.spec.links import LinkKind, by_word
+from meshwright.spec.links import LinkKind, named
 from meshwright.spec.wiring import faults
 
 NAME = r"(?P<name>[A-Za-z0-9_][\w.\-]*)"
@@ -399,13 +399,17 @@ def join(text: str, islands: tuple[Island, ...], words: tuple[Words, ...] = ()) 
         raise MeshwrightError(bad("C013", message, text, help))
     if len(islands) == 1:
         return Cluster(name=text, islands=islands)
+    longest_s = max((said.delay_s or 0.0 for said in words), default=0.0)
+    if meets:
+        meeting = delayed(_meeting(named(meets[0]), islands), longest_s)
+        return Cluster(name=text, islands=islands, interconnect=(meeting,))
     links = [said.link for said in words] or [None] * len(islands)
-    outer = [level.latency_us for island in islands for level in island.levels if level.scale_out]
-    for island, link in zip(islands, links):
+    delays = [said.delay_s or 0.0 for said in words] or [0.0] * len(islands)
+    outer = []
+    for island, link, delay_s in zip(islands, links, delays):
+        outer += [level.latency_us - delay_s * 1e6 for level in island.levels if level.scale_out]
         outer += [level.latency_us for level in island.device.levels if level.scale_out] if link is None else []
         outer += [link.latency_us] if link is not None else []
-    if meets:
-        return Cluster(name=text, islands=islands, interconnect=(_meeting(by_word()[meets[0]], islands),))
     ports = [island.num_nodes * island.node.nic_gb_s for island in islands]
     narrowest = links[ports.index(min(ports))]
     source = "assumed: the islands meet on one network that carries all NICs of the narrowest of them"
@@ -418,4 +422,4 @@ def join(text: str, islands: tuple[Island, ...], words: tuple[Words, ...] = ()) 
         scale_out=True,
         sources={"*": source + (f", which is {narrowest.title}" if narrowest is not None else "")},
     )
-    return Cluster(name=text, islands=islands, interconnect=(meeting,))
+    return Cluster(name=text, islands=islands, interconnect=(delayed(meeting, longest_s),))

@@ -16,9 +16,12 @@ from meshwright.errors import Diagnostic, nearest
 from meshwright.spec import cluster_tiers
 from meshwright.spec import wired_words as wired
 from meshwright.spec.cluster_tiers import Tiers
-from meshwright.spec.hardware import Device, Level, Near, Node, Optics
-from meshwright.spec.links import LinkKind, by_word, networks
+from meshwright.spec.hardware import Device, Level, Near, Node, Optics, source_of
+from meshwright.spec.links import LinkKind, by_word, named, networks
+from meshwright.spec.rate_words import delay_s
 
+#: The key of what a packet between nodes takes besides, and the longest that it says: a way around the world.
+DELAY, MOST_DELAY_S = "delay", 10.0
 KEYS = (
     "nodes",
     "gpus",
@@ -27,6 +30,7 @@ KEYS = (
     "nic",
     "nics",
     "meet",
+    DELAY,
     "near",
     "optics",
     *wired.KEYS,
@@ -40,7 +44,7 @@ EXAMPLE = "nodes=4,gpus=4,device=a100,nvlink=600,nic=25gbe"
 #: The word of ports that exchanges share, as files of clusters call it; and of memory that starts exchanges by itself.
 SHARED, TRIGGERS = "shared_ports", "triggers"
 #: Ports of a node and their network: ``8xib400``.
-PORTS = re.compile(r"(\d+)\s*x\s*(\w[\w-]*)")
+PORTS = re.compile(r"(\d+)\s*x\s*(\w[\w.-]*)")
 #: Bandwidth in GB/s and peak in TFLOP/s of a processor near memory: ``13000:100``.
 NEAR = re.compile(r"(\d{1,7}(?:\.\d{1,4})?):(\d{1,6}(?:\.\d{1,4})?)")
 #: Keys of a second processor of each device, each with what its two numbers are and such words.
@@ -61,6 +65,7 @@ class Words(msgspec.Struct, frozen=True, kw_only=True):
         inside: what joins the devices of a node: ``nvlink``, ``nvswitch``, ``nonvlink``, ``pcie`` or a PCIe link.
         nvlink_gb_s: NVLink of one device, both directions together, as datasheets give it.
         nic, nics: the network, by the word used, and its ports in a node.
+        delay_s: what a packet from one node to another takes on its way besides the network's own latency.
         meet: the network on which this island meets others, where that is not its own.
         near: memory bandwidth in GB/s and peak in TFLOP/s of a processor near each device's memory.
         optics: rate in 1e12 operations/s and power in W of a processor of light beside each device.
@@ -77,6 +82,7 @@ class Words(msgspec.Struct, frozen=True, kw_only=True):
     nvlink_gb_s: float | None = None
     nic: str = ""
     nics: int | None = None
+    delay_s: float | None = None
     meet: str = ""
     near: tuple[float, float] | None = None
     optics: tuple[float, float] | None = None
@@ -88,7 +94,7 @@ class Words(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def link(self) -> LinkKind | None:
         """The network between nodes, if one is named."""
-        return by_word()[self.nic] if self.nic else None
+        return named(self.nic) if self.nic else None
 
     def device_of(self, device: Device) -> Device:
         """The device with what the words say of it."""
@@ -111,6 +117,7 @@ class Words(msgspec.Struct, frozen=True, kw_only=True):
             said = [f"nvlink={self.nvlink_gb_s:g}", *(word for word in said if word != "nvlink")]
         said += [self.nic] if self.nic else []
         said += [f"nics={self.nics}"] if self.nics is not None else []
+        said += [f"{DELAY}={self.delay_s * 1e3:g}ms"] if self.delay_s is not None else []
         said += [f"meet={self.meet}"] if self.meet else []
         said += [f"near={self.near[0]:g}:{self.near[1]:g}"] if self.near is not None else []
         said += [f"optics={self.optics[0]:g}:{self.optics[1]:g}"] if self.optics is not None else []
@@ -194,6 +201,13 @@ def _meanings(word: str, place: str, wrong: list[Diagnostic]) -> Iterator[tuple[
             yield key, (float(said[1]), float(said[2])), word
         else:
             wrong.append(bad("C014", f"{word} is no {what}", place, f"such as {example}"))
+    elif key == DELAY:
+        seconds = delay_s(value)
+        if seconds is not None and seconds <= MOST_DELAY_S:
+            yield "delay_s", seconds, word
+        else:
+            message = f"{word} is no time up to {MOST_DELAY_S:g} s that a packet takes from one node to another"
+            wrong.append(bad("C014", message, place, f"such as {DELAY}=20ms"))
     elif key in wired.KEYS:
         field, read, help = wired.meaning(key, value)
         if help:
@@ -201,7 +215,7 @@ def _meanings(word: str, place: str, wrong: list[Diagnostic]) -> Iterator[tuple[
         else:
             yield field, read, word
     elif key in ("nic", "meet"):
-        if value in by_word() and by_word()[value].kind != "pcie":
+        if _is_network(value):
             yield key, value, word
         else:
             wrong.append(bad("C014", f"no network {value!r}", place, _network_near(value)))
@@ -213,7 +227,7 @@ def _meanings(word: str, place: str, wrong: list[Diagnostic]) -> Iterator[tuple[
 
 def _plain(word: str, place: str, wrong: list[Diagnostic]) -> Iterator[tuple[str, object, str]]:
     counted = PORTS.fullmatch(word)
-    if counted is not None and counted[2] in by_word() and by_word()[counted[2]].kind != "pcie":
+    if counted is not None and _is_network(counted[2]):
         yield "nic", counted[2], word
         yield from ((f, v, word) for f, v, _ in _meanings(f"nics={counted[1]}", place, wrong))
     elif word in INSIDE:
@@ -222,11 +236,15 @@ def _plain(word: str, place: str, wrong: list[Diagnostic]) -> Iterator[tuple[str
         yield ("shared" if word == SHARED else TRIGGERS), True, word
     elif word in wired.PLAIN:
         yield *wired.PLAIN[word], word
-    elif word in by_word():
-        link = by_word()[word]
+    elif (link := named(word)) is not None:
         yield ("inside", link.name, word) if link.kind == "pcie" else ("nic", word, word)
     else:
         wrong.append(bad("C014", f"unknown word {word!r}", place, _near(word)))
+
+
+def _is_network(word: str) -> bool:
+    link = named(word)
+    return link is not None and link.kind != "pcie"
 
 
 def _number(value: str, key: str, place: str, wrong: list[Diagnostic]) -> float | int | None:
@@ -285,6 +303,7 @@ def on(words: Words, standard: Standard, per_node: int, place: str) -> tuple[Nod
         node, outer = _between(words, standard, node, per_node)
     if words.wired.kind:
         outer = wired.joined(words.wired, node, outer)
+    outer = tuple(delayed(level, words.delay_s or 0.0) for level in outer)
     levels = (*inner, *outer)
     if words.shared:
         levels = tuple(msgspec.structs.replace(level, shared_ports=True) for level in levels)
@@ -354,6 +373,15 @@ def _no_network(words: Words, standard: Standard, node: Node, place: str) -> Ite
         best = max(alike or slower, key=lambda one: one.port_gb_s)
         message = f"a port of {link.name} carries {link.port_gb_s:g} GB/s, a slot of this node {node.pcie_gb_s:g}"
         yield bad("C013", message, place, f"at most {best.name} on {standard.name}'s PCIe")
+
+
+def delayed(level: Level, delay_s: float) -> Level:
+    """A network whose packets take so much longer."""
+    if not delay_s:
+        return level
+    said = f"said: {DELAY}={delay_s * 1e3:g}ms, over {level.latency_us:g} us: {source_of(level, 'latency_us')}"
+    latency_us = level.latency_us + delay_s * 1e6
+    return msgspec.structs.replace(level, latency_us=latency_us, sources={**level.sources, "latency_us": said})
 
 
 def _letters(name: str) -> str:

@@ -13,7 +13,12 @@ import msgspec
 
 from meshwright import catalog
 from meshwright.spec.hardware import Topology, sourced
+from meshwright.spec.rate_words import rate_bits_s
 
+#: Bits/s of a port that a word may say (``100mbit``): from a modem's to more than any port's.
+RATES_BITS_S = (1e4, 1e13)
+#: The link whose sockets a rate that is said has.
+SOCKETS = "1gbe"
 #: Kinds of links inside a node.
 INSIDE = ("pcie", "nvlink")
 
@@ -69,6 +74,18 @@ def by_word() -> dict[str, LinkKind]:
     """Every word for a link, in small letters; how many NVLinks a device has is its own, so they have none."""
     found = (link for link in links().values() if link.kind != "nvlink")
     return {word: link for link in found for word in (link.name, *link.aliases)}
+
+
+def named(word: str) -> LinkKind | None:
+    """The link of a word: one of the catalog, or sockets over a link of a rate that is said, such as ``100mbit``."""
+    known = by_word().get(word)
+    bits = rate_bits_s(word) if known is None else None
+    if bits is None or not RATES_BITS_S[0] <= bits <= RATES_BITS_S[1]:
+        return known
+    usual = links()[SOCKETS]
+    sources = {**usual.sources, "gbit_s": f"said: {word}"}
+    title = f"a link of {bits / 1e6:g} Mbit/s, TCP sockets"
+    return msgspec.structs.replace(usual, name=word, title=title, gbit_s=bits / 1e9, sources=sources, aliases=())
 
 
 def networks() -> tuple[LinkKind, ...]:

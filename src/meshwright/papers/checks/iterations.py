@@ -171,6 +171,7 @@ def unpadded() -> Outcome:
             "one host for all, of the default profile, which issues kernels one after the other",
             "1.55 over FasterTransformer is of the paper's last version, and whether tokens but those of attention "
             "were on rectangles there is not known",
+            "prompts are packed unless a plan says padding=yes, which is what its gains are over",
         ),
         missing=(
             "three of the five comparisons that its claim heads: XLA, TurboTransformer and DeepSpeed have no kernels "

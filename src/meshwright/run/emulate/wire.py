@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
-
 import msgspec
+
+from meshwright.spec.rate_words import delay_s, rate_bits_s
 
 #: Rates of a link that are emulated: slower ones take minutes a step, faster ones more than a machine moves.
 RATES_BITS_S = (1e6, 1e10)
 #: The longest delay of a packet that is emulated, seconds: a way around the world.
 MOST_DELAY_S = 0.5
-_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*(k|m|g)bit", re.IGNORECASE)
-_DELAY = re.compile(r"delay\s*=\s*(\d+(?:\.\d+)?)\s*(us|ms|s)", re.IGNORECASE)
-_BITS, _SECONDS = {"k": 1e3, "m": 1e6, "g": 1e9}, {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 WANTED = "a rate from 1mbit to 10gbit, and where packets are delayed how long one way takes: 100mbit,delay=20ms"
 
 
@@ -30,11 +27,11 @@ class EmulatedWire(msgspec.Struct, frozen=True, kw_only=True):
 def read(text: str) -> EmulatedWire | None:
     """The wire of a text such as ``1gbit`` or ``100mbit,delay=20ms``; None where it says none that is emulated."""
     first, comma, rest = (part.strip() for part in text.partition(","))
-    rate, delay = _RATE.fullmatch(first), _DELAY.fullmatch(rest)
-    if rate is None or (comma and delay is None):
+    key, _, value = (part.strip() for part in rest.partition("="))
+    bits, seconds = rate_bits_s(first), delay_s(value) if key.lower() == "delay" else None
+    if bits is None or (comma and seconds is None):
         return None
-    bits = float(rate[1]) * _BITS[rate[2].lower()]
-    seconds = float(delay[1]) * _SECONDS[delay[2].lower()] if delay else 0.0
+    seconds = seconds or 0.0
     if not RATES_BITS_S[0] <= bits <= RATES_BITS_S[1] or seconds > MOST_DELAY_S:
         return None
     return EmulatedWire(rate_bits_s=bits, delay_s=seconds)
