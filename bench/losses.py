@@ -18,9 +18,9 @@ from pathlib import Path
 from meshwright.atomic import write_bytes
 from meshwright.catalog import folder
 from meshwright.report.losses_text import markdown
-from meshwright.run.study import QUESTION, results
 from meshwright.sync.losses import compared
 from meshwright.sync.policy import read
+from meshwright.sync.studies import QUESTION, results
 from meshwright.sync.tokens import LossModel, loses, model
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "convergence.md"

@@ -1,19 +1,22 @@
 """Time to a loss: policies by the step time of their best plans times the steps they need, slow ones given up."""
 
+import json
 from math import inf
 
 import pytest
 
 from meshwright.answer.predict import predict
+from meshwright.cli import main
 from meshwright.plan import parse
 from meshwright.search.find import find
 from meshwright.search.restrict import restricted
 from meshwright.search.space import default
-from meshwright.search.to_loss import find_to_loss
+from meshwright.search.to_loss import find_to_loss, usual_policies
 from meshwright.spec.cluster import load
 from meshwright.spec.model import load as load_model
 from meshwright.spec.workload import parse as parse_train
 from meshwright.sync.policy import read
+from meshwright.sync.studies import read_study
 from meshwright.sync.tokens import tokens_factor
 
 ONE = ("tp=1", "pp=1", "cp=1", "mb=1", "zero=0", "recompute=full", "schedule=1f1b", "overlap=dp")
@@ -68,3 +71,57 @@ def test_a_workload_without_tokens_is_taken_to_have_twenty_for_each_parameter(as
     found = find_to_loss(model, cluster, train, restricted(default(model, cluster, train), fix=ONE), ("step",))
     assert found.assumed and found.tokens == 20 * model.num_params
     assert found.to_json()["policies"][0]["tokens_factor"]["basis"] == "exact"
+
+
+def test_rounds_that_are_fewer_than_a_study_has_seen_are_named_and_not_compared(asked):
+    """500 steps alone, of a run of 2,048 steps of 4,096 tokens that takes about four times as many: four rounds and
+    more, as the shortest run of the catalog's study had two; of a run of 128 steps it is one."""
+    model, cluster, _ = asked
+    train = parse_train("batch=8,seq=512,tokens=524288")
+    found = find_to_loss(model, cluster, train, restricted(default(model, cluster, train), fix=ONE), ("local:h=500",))
+    assert "rounds of 500 steps" in dict(found.unknown)["local:h=500"] and found.best is None
+
+
+def study(folder, steps, losses, replicas=2):
+    """A folder as meshwright converge leaves it: losses by policy, of runs of so many steps of 64 tokens."""
+    words = {"model": "tiny", "train": "batch=2,seq=32", "replicas": replicas, "lr": 1e-3, "text": "sample"}
+    folder.mkdir(exist_ok=True)
+    (folder / "study.json").write_text(json.dumps(words))
+    for policy, loss in losses.items():
+        run = folder / "runs" / f"{policy}-{steps}".replace(":", "-")
+        run.mkdir(parents=True)
+        of = {"policy": policy, "seed": 0, "steps": steps, "tokens": 64 * steps, "loss": loss, "sent_per_token": 1.0}
+        (run / "result.json").write_text(json.dumps(of))
+
+
+def test_a_study_of_ones_own_is_gone_by(asked, tmp_path):
+    """sync=step has a loss of 4 after 64 steps and of 3 after 256; local:h=16 is at 3.5 after 256, where step was after
+    128: it takes twice the tokens."""
+    study(tmp_path / "own", 64, {"step": 4.0})
+    study(tmp_path / "own", 256, {"step": 3.0, "local:h=16": 3.5})
+    known = read_study(tmp_path / "own")
+    policy = read("local:h=16")
+    assert tokens_factor(policy, 64 * 256, 2, known).value == pytest.approx(2.0)
+    assert usual_policies(known)[:2] == ("step", "local:h=16")
+    found = find_to_loss(*asked, restricted(default(*asked), fix=ONE), ("step", "local:h=16"), known=known)
+    assert found.study == str(tmp_path / "own") and found.policies[-1].factor.study in ("", found.study)
+    local = next(one for one in found.policies if one.policy == "local:h=16")
+    assert local.factor.value == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("steps", "losses", "why"),
+    [
+        ((), {}, "No such file"),
+        ((64,), {"step": 4.0, "int8": 4.0}, "one number of steps"),
+        ((64, 128), {"step": 4.0}, "alone"),
+    ],
+)
+def test_a_folder_whose_runs_tell_no_factor_is_refused(steps, losses, why, tmp_path, capsys):
+    for count in steps:
+        study(tmp_path / "own", count, losses)
+    words = ["gpt2", "--on", "4x1xh100,1gbe", "--train", "batch=8,seq=512", "--study", str(tmp_path / "own")]
+    assert main(["search", *words, "--objective", "time-to-loss"]) == 2
+    said = capsys.readouterr().err
+    assert "error[X006]" in said and why in said
+    assert main(["search", *words]) == 2 and "add --objective time-to-loss" in capsys.readouterr().err

@@ -107,8 +107,8 @@ def _written(out: Path) -> Any:
     """Write the tables of a study's folder; what they show."""
     from meshwright.atomic import write_bytes
     from meshwright.report.losses_text import markdown, to_csv
-    from meshwright.run.study import results
     from meshwright.sync.losses import compared
+    from meshwright.sync.studies import results
 
     rows = results(out)
     found = compared(rows)

@@ -98,6 +98,7 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
     objective: options.text(
         "NAME", "step, cost, energy, time-to-loss; with --serve: devices, cost, goodput, throughput, e2e."
     ) = ""
+    study: options.text("FOLDER", "Of meshwright converge, by whose losses time-to-loss goes, not the catalog's.") = ""
     pareto: options.text("A,B", "Objectives of the Pareto front: step,headroom; with --serve cost,throughput,e2e.") = ""
     top: options.text("COUNT", "How many families of plans to show; 5 if left out.") = ""
     variants: options.switch("Show single plans, not the best of each family.") = False
@@ -143,6 +144,10 @@ def run(argv: list[str]) -> int:
         of_graph = asked({field: getattr(given, field) for field in said} | {"on": ",".join(given.on)})
         return search_graph(of_graph, given, wrong)
     wrong += unserved(given, ("slo", "goodput", "day", "rates"), "search")
+    if given.study and given.objective != "time-to-loss":
+        help = "add --objective time-to-loss, or drop it"
+        said = {"message": "--study says how fast losses fall", "place": "--study", "help": help}
+        wrong.append(Diagnostic(code="X004", **said))
     wrong += unwritable(given.report, "--report") + unwritable(given.save, "--save") + scaling.plottable(given.plot)
     ask = _read(given, wrong)
     kept = _as_kept(given, ask)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.cli.guard import INTERRUPTED
@@ -25,8 +26,11 @@ def search_to_loss(given: Any, ask: AskedCurve, said: Any) -> int:
     from meshwright.search.restrict import restricted
     from meshwright.search.space import default
     from meshwright.search.to_loss import find_to_loss, usual_policies
+    from meshwright.sync.studies import read_study
+    from meshwright.sync.tokens import model
 
     _alone(given, ask)
+    known = read_study(Path(given.study)) if given.study else model()
     cluster = ask.curves[0].clusters[0][1]
     asked = (ask.model, cluster, ask.train)
     demands, remarks = said.of(*asked)
@@ -43,7 +47,8 @@ def search_to_loss(given: Any, ask: AskedCurve, said: Any) -> int:
     answer = find_to_loss(
         *asked,
         space,
-        space["sync"] if named else usual_policies(),
+        space["sync"] if named else usual_policies(known),
+        known=known,
         said=_progress,
         costs=costs,
         strategy=given.strategy or "beam",

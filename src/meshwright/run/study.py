@@ -11,7 +11,6 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,9 +28,9 @@ from meshwright.spec.workload import Train
 from meshwright.sync.losses import TrainedLoss, rated, sync_of, words_of, workload
 from meshwright.sync.policy import read
 from meshwright.sync.record import USUAL
+from meshwright.sync.studies import QUESTION, RESULT, RUNS, results
 from meshwright.world.crowd import Crowd
 
-QUESTION, RESULT, RUNS = "study.json", "result.json", "runs"
 FORMAT_VERSION = 1
 #: The share of the text that losses are measured on.
 HELD_OUT = 0.05
@@ -159,18 +158,6 @@ def _differs(before: dict[str, Any], said: dict[str, Any]) -> str:
     return ", ".join(
         f"{key} is {before.get(key)!r}, not {value!r}" for key, value in said.items() if before.get(key) != value
     )
-
-
-def results(out: Path) -> list[TrainedLoss]:
-    """The results in a study's folder, in the order of their names."""
-    found = []
-    for file in sorted((out / RUNS).glob(f"*/{RESULT}")):
-        with suppress(OSError, msgspec.MsgspecError):  # cut short by a hand: the run is done anew
-            read_back = msgspec.json.decode(file.read_bytes(), type=dict)
-            if read_back["loss"] is None:
-                read_back["loss"] = math.inf
-            found.append(msgspec.convert(read_back, TrainedLoss))
-    return found
 
 
 def conduct(study: Study, out: Path, said: Callable[[StudyProgress], None], *, quiet: bool = True) -> bool:

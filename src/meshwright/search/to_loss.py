@@ -24,7 +24,7 @@ from meshwright.spec.workload import Train
 from meshwright.sync.losses import workload
 from meshwright.sync.policy import read
 from meshwright.sync.record import USUAL
-from meshwright.sync.tokens import TokensFactor, model, tokens_factor
+from meshwright.sync.tokens import LossModel, TokensFactor, model, tokens_factor
 
 FORMAT_VERSION = 1
 #: Plans of each policy that are tried under the next.
@@ -92,9 +92,9 @@ class LossTimes(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-def usual_policies() -> tuple[str, ...]:
+def usual_policies(known: LossModel) -> tuple[str, ...]:
     """The policies that are compared where nobody names some: those of the study, and longer rounds."""
-    measured = dict.fromkeys(point.policy for point in model().points)
+    measured = dict.fromkeys(point.policy for point in known.points)
     return tuple(dict.fromkeys((USUAL, *measured, *ROUNDS)))
 
 
@@ -105,20 +105,22 @@ def find_to_loss(
     space: Space,
     policies: Iterable[str],
     *,
+    known: LossModel | None = None,
     searched: Callable[..., Found] = find,
     said: Callable[[str], None] | None = None,
     **settings: object,
 ) -> LossTimes:
     """The policies by their time to a loss, each with its fastest plan of the `space`; `settings` are those of
-    :func:`~meshwright.search.find.find`, and `said` is told each policy before it is searched. Ctrl-C ends it with the
-    policies that were done."""
+    :func:`~meshwright.search.find.find`, and `said` is told each policy before it is searched. Factors of tokens are by
+    the study that is `known`, else by that of the catalog. Ctrl-C ends it with the policies that were done."""
     tokens = train.tokens or TOKENS_PER_PARAMETER * model_of.num_params
-    known, unknown = _factors(policies, tokens, cluster, train)
+    study = known or model()
+    factors, unknown = _factors(policies, tokens, cluster, train, study)
     found: dict[str, tuple[PolicyTime, Found]] = {}
     slower, stopped, soonest = [], False, inf
     plans: dict[Plan, None] = {}
     kernels: dict = {}
-    for policy, factor in sorted(known.items(), key=lambda item: item[0] != USUAL):  # what others are compared with
+    for policy, factor in sorted(factors.items(), key=lambda item: item[0] != USUAL):  # what others are compared with
         if said is not None:
             said(policy)
         steps, alone = factor.value * tokens / train.tokens_per_step, space.with_domain("sync", (policy,))
@@ -133,7 +135,7 @@ def find_to_loss(
             unknown[policy] = error.diagnostics[0].message
             continue
         if answer.best:
-            one = _timed(policy, tokens, answer, steps)
+            one = _timed(policy, tokens, answer, steps, study)
             found[policy] = one, answer
             plans |= dict.fromkeys(ranked.plan for ranked in answer.best)
             soonest = min(soonest, one.seconds)
@@ -150,34 +152,39 @@ def find_to_loss(
         policies=tuple(one for one, _ in ordered),
         slower=tuple(slower),
         unknown=tuple(unknown.items()),
-        study=model().name,
+        study=study.name,
         found=ordered[0][1] if ordered else None,
         stopped=stopped,
     )
 
 
 def _factors(
-    policies: Iterable[str], tokens: float, cluster: Cluster, train: Train
+    policies: Iterable[str], tokens: float, cluster: Cluster, train: Train, study: LossModel
 ) -> tuple[dict[str, TokensFactor], dict[str, str]]:
-    """The factors of policies, and why others have none; how many replicas there are widens their intervals alone."""
+    """The factors of policies, and why others have none: rounds that are fewer than in any run of the study among
+    them. How many replicas there are widens their intervals alone."""
     known, unknown = {}, {}
     for words in dict.fromkeys(policies):
         policy = read(words)
         if workload(train, words) != train:
             unknown[words] = f"it is of optimizer={policy.rule.optimizer}, which the workload does not say"
             continue
-        factor = tokens_factor(policy, tokens, cluster.num_devices)
+        factor = tokens_factor(policy, tokens, cluster.num_devices, study)
+        rounds = factor.value * tokens / train.tokens_per_step / policy.when if factor is not None else 0.0
         if factor is None:
             unknown[words] = "no study has a policy of its kind: meshwright converge trains one"
+        elif policy.when > 1 and rounds < study.fewest_rounds:
+            least = f"the study's runs have {study.fewest_rounds:.3g} and more"
+            unknown[words] = f"it is {rounds:.2g} rounds of {policy.when} steps to that loss, and {least}"
         else:
             known[words] = factor
     return known, unknown
 
 
-def _timed(policy: str, tokens: float, answer: Found, steps: float) -> PolicyTime:
+def _timed(policy: str, tokens: float, answer: Found, steps: float, study: LossModel) -> PolicyTime:
     """The time to the loss of a policy's best plan; errors of steps and of tokens are independent."""
     best = answer.best[0]
-    factor = tokens_factor(read(policy), tokens, max(2, best.plan.layout.dp * best.plan.layout.cp))
+    factor = tokens_factor(read(policy), tokens, max(2, best.plan.layout.dp * best.plan.layout.cp), study)
     step = best.prediction.metrics.step_time_s
     low, high = step.interval or (step.value, step.value)
     seconds, value = step.value * steps, factor.value

@@ -131,6 +131,12 @@ class LossModel(NamedTuple):
         """Tokens of the longest runs that policies were compared after."""
         return max(point.tokens for point in self.points)
 
+    @property
+    def fewest_rounds(self) -> float:
+        """Rounds of the run of fewest, among those whose replicas do not meet in every step; 1 without such a run."""
+        whens = ((point.tokens, read(point.policy).when) for point in self.points)
+        return min((tokens / self.study.tokens_per_step / when for tokens, when in whens if when > 1), default=1.0)
+
 
 @cache
 def model() -> LossModel:
@@ -232,17 +238,19 @@ def solved(some: Sequence[FactorPoint], known: Sequence[FactorPoint]) -> tuple[n
     """Least squares with a standard normal prior on each coefficient: them, and the inverse of the normal matrix."""
     import numpy as np
 
-    rows = np.array([features(read(point.policy), point.tokens, known) for point in some])
+    rows = np.array([features(read(point.policy), point.tokens, known) for point in some]).reshape(-1, len(COLUMNS))
     inverse = np.linalg.inv(rows.T @ rows + np.eye(len(COLUMNS)))
     return inverse @ rows.T @ np.array([point.log_factor for point in some]), inverse
 
 
-def tokens_factor(policy: SyncPolicy, tokens: float, replicas: int) -> TokensFactor | None:
+def tokens_factor(
+    policy: SyncPolicy, tokens: float, replicas: int, known: LossModel | None = None
+) -> TokensFactor | None:
     """How many times the tokens of ``sync=step`` a policy takes to the loss that this has after so many, on so many
-    replicas; None where nothing is known of its kind."""
+    replicas, by a study that is ``known`` (else that of the catalog); None where it tells nothing of its kind."""
     if policy.exact or replicas < 2:
         return TokensFactor(value=1.0, low=1.0, high=1.0, basis="exact")
-    known = model()
+    known = known or model()
     beyond = decades_beyond(known, tokens, replicas)
     far = sum(beyond.values()) * known.fit.whole
     measured = [point for point in known.points if point.policy == policy.text]
