@@ -16,8 +16,9 @@ import msgspec
 
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.spec import cluster_words
+from meshwright.spec.cluster_levels import Standard, delayed, on
 from meshwright.spec.cluster_tree import MOST_DEVICES, Cluster, Island
-from meshwright.spec.cluster_words import Words, bad, delayed
+from meshwright.spec.cluster_words import Words, bad
 from meshwright.spec.hardware import Device, Level, Node
 from meshwright.spec.links import LinkKind, named
 from meshwright.spec.wiring import faults
@@ -189,8 +190,8 @@ def island_from(term: Term, machine: NodeType, *, counts_machines: bool, like: L
     node = share_of_node(machine.node, per_node, whole=machine.device.synchronous)
     levels, wrong = machine.levels, []
     if term.words != Words():
-        standard = cluster_words.Standard(machine.name, machine.device.scale_up, node, levels, like)
-        node, levels, wrong = cluster_words.on(term.words, standard, per_node, term.text)
+        standard = Standard(machine.name, machine.device.scale_up, node, levels, like)
+        node, levels, wrong = on(term.words, standard, per_node, term.text)
     if levels[0].name == "pcie" != machine.levels[0].name:  # nothing but NICs joins nodes any more
         if domain_nodes is not None:
             message = f"{per_node * domain_nodes} devices of {domain_nodes} nodes are joined by NVLink alone"
