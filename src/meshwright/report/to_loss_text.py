@@ -11,8 +11,9 @@ from meshwright.quantity import seconds
 from meshwright.report.page import Page
 from meshwright.search.to_loss import LossTimes, PolicyTime
 from meshwright.sync.record import USUAL
+from meshwright.sync.tokens import TokensFactor
 
-HEADS = ("", "to the loss", "80% interval", "tokens", "80% interval", "step")
+HEADS = ("", "to the loss", "80% interval", "step", "tokens", "80% interval")
 
 
 def render(answer: LossTimes, console: Console, remarks: Sequence[str] = ()) -> None:
@@ -22,6 +23,8 @@ def render(answer: LossTimes, console: Console, remarks: Sequence[str] = ()) -> 
         if answer.policies:
             page.title(f"To the loss of sync={USUAL} after {answer.tokens:.3g} tokens")
             _table(answer.policies, page)
+        if any(one.factor.basis == "fitted" for one in answer.policies):
+            page.quiet("* not measured in the study: fitted to the policies that were")
         if answer.slower:
             page.quiet("slower, given up by their bounds: " + ", ".join(answer.slower))
         for policy, why in answer.unknown:
@@ -63,15 +66,21 @@ def _table(policies: Sequence[PolicyTime], page: Page) -> None:
 def _cells(place: int, one: PolicyTime) -> tuple[str, ...]:
     """Return the values of a policy under :data:`HEADS`."""
     factor = one.factor
-    told = "exact" if factor.basis == "exact" else f"[{factor.low:.3g}, {factor.high:.3g}] {factor.basis}"
     return (
         str(place),
         seconds(one.seconds),
         _between(seconds(one.low), seconds(one.high)),
-        f"{factor.value:.3g}x",
-        told,
         seconds(one.step_time_s),
+        f"{factor.value:.3g}x",
+        _told(factor),
     )
+
+
+def _told(factor: TokensFactor) -> str:
+    """The interval of a factor, with a mark where the policy itself was not measured."""
+    if factor.basis == "exact":
+        return "exact"
+    return f"[{factor.low:.3g}, {factor.high:.3g}]" + ("" if factor.basis == "measured" else "*")
 
 
 def _between(low: str, high: str) -> str:
