@@ -98,7 +98,7 @@ def test_a_study_of_ones_own_is_gone_by(asked, tmp_path):
     """sync=step has a loss of 4 after 64 steps and of 3 after 256; local:h=16 is at 3.5 after 256, where step was after
     128: it takes twice the tokens."""
     study(tmp_path / "own", 64, {"step": 4.0})
-    study(tmp_path / "own", 256, {"step": 3.0, "local:h=16": 3.5})
+    study(tmp_path / "own", 256, {"step": 3.0, "local:h=16": 3.5, "feedback=dfa": 3.9})
     known = read_study(tmp_path / "own")
     policy = read("local:h=16")
     assert tokens_factor(policy, 64 * 256, 2, known).value == pytest.approx(2.0)

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from meshwright.errors import MeshwrightError
-from meshwright.sync.losses import TrainedLoss
+from meshwright.sync.losses import TrainedLoss, rated, sync_of
 from meshwright.sync.record import USUAL
 from meshwright.sync.tokens import LossModel, LossStudy, Studied, modelled
 
@@ -54,7 +54,7 @@ def read_study(folder: Path) -> LossModel:
         raise _unread(folder, error.strerror or str(error)) from None
     except msgspec.MsgspecError as error:
         raise _unread(folder, f"{QUESTION}: {error}") from None
-    rows = results(folder)
+    rows = [row for row in results(folder) if sync_of(row.policy) == rated(row.policy)[0]]  # not ways of feedback
     if len({row.steps for row in rows if row.policy == USUAL}) < 2:
         help = "meshwright converge ... --ladder 96,192 trains sync=step for other numbers of steps too"
         raise _unread(folder, f"sync={USUAL} was trained for one number of steps, or none", help)
