@@ -56,6 +56,7 @@ def test_prompts_wait_until_each_attention_group_has_one():
         ({"poll": 7}, 0),
         ({"poll": 7}, 20),
         ({"batch_wait": 9, "groups": 4}, 20),
+        ({"batch_wait": 25, "groups": 3, "poll": 3}, 0),
         ({"batch_wait": 9, "fill": 0.8, "poll": 3}, 0),
     ],
 )

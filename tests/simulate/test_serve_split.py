@@ -95,9 +95,7 @@ def test_it_is_where_requests_wait_for_one_another_at_the_front_of_every_door(co
     assert (np.diff(np.sort(whole.scheduled_s[found.source == 0])) >= 0).all()
 
 
-@pytest.mark.parametrize(
-    "gate", [{"poll": 7}, {"batch_wait": 5, "fill": 0.5}, {"batch_wait": 9, "groups": 4}, {"poll": 4, "batch_wait": 3}]
-)
+@pytest.mark.parametrize("gate", [{"poll": 7}, {"batch_wait": 5, "fill": 0.5}, {"poll": 4, "batch_wait": 3}])
 def test_it_is_behind_gates(gate):
     for concurrency in (0, 17):
         both_ways(replicas("vllm-v1", 2, 2, **gate), drawn(7, concurrency=concurrency))
@@ -124,6 +122,11 @@ def test_where_somebody_looks_at_replicas_or_layers_are_sent_the_events_are_simu
     layers = msgspec.structs.replace(apart, layerwise=True)
     for some, router in ((apart, looks), (layers, ROUND_ROBIN)):
         equal(served_split(some, requests, router), served_apart(some, requests, router))
+
+
+def test_where_prompts_wait_for_those_of_other_attention_groups_the_events_are_simulated():
+    apart, asked = replicas("vllm-v1", 2, 2, batch_wait=9, groups=4), drawn(7, concurrency=17)
+    equal(served_split(apart, asked, ROUND_ROBIN), served_apart(apart, asked, ROUND_ROBIN))
 
 
 def test_where_tokens_leave_in_a_line_the_events_of_all_replicas_are_computed():

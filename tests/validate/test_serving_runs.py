@@ -112,6 +112,9 @@ def test_what_a_benchmarks_scripts_say_of_the_engine_is_asked():
     # 8,192 + 64 + 64 tokens in full 64s of each of eight groups, which wait for one another
     groups = {"dp": "8", "tp": "01", "ep": "8", "isl": "8192", "concurrency": "64"}
     assert words(**r1 | groups, engine="trtllm") == (1, 60, 0.0, 8 * 8320)
+    # gpt-oss asks for balance alone, for which the engine waits 50 iterations by itself
+    oss = {"model": "openai/gpt-oss-120b", "engine": "trtllm", "precision": "fp4", "concurrency": "64"}
+    assert words(**oss, dp="2", tp="01") == (1, 50, 0.0, 2 * 20000) and words(**oss) == (1, 0, 0.0, 20000)
     dense = {"model": "meta-llama/Llama-3.1-70B", "engine": "trtllm"}
     assert words(**dense, **even, tp="4") == (1, 20, 0.9, 16384) and words(**dense, **even) == (1, 0, 0.0, 16384)
     assert words(**dense, **even, tp="4", source_ref="elsewhere") == (1, 0, 0.0, 0)

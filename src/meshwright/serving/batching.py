@@ -138,13 +138,13 @@ class NextBatch:
     def __init__(self, state: EngineState, drafts: DraftPolicy | None, ahead: bool = False):
         self.waiting, self.running, self.cache = state.waiting, state.running, state.cache
         self.history, self.drafts, self.cohort = state.history, drafts, state.cohort
-        self.together, self.ahead, self.closed = 0, ahead, state.gate.closed
+        self.together, self.ahead, self.gate = 0, ahead, state.gate
         self.shares, self.sharing = list[Share](), list[EngineRequest]()
         self.evicted, self.admitted, self._left = list[Evict](), list[Admit](), 0
 
     def next(self) -> EngineRequest | None:
         """Return who is to run next, with what the cache has of it as computed; None where nobody waits."""
-        one = None if self.closed else self.waiting.first(self.cache)
+        one = self.gate.first(self, self.waiting, self.cache)
         if one is None or not self.cache.allows(one):
             return None
         self.cache.look(one)

@@ -58,11 +58,13 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
         return self.holds(self.blocks)
 
     @property
+    def apart(self) -> bool:
+        """Whether it matters which attention group a request belongs to: prompts wait until each has one."""
+        return self.groups > 1 and self.batch_wait > 0
+
+    @property
     def enough(self) -> int:
-        """Prompts that wait for one another until there are so many, or tokens of an iteration with them; more than
-        there can be where nothing was said."""
-        if self.groups > 1:
-            return self.groups
+        """Tokens of an iteration that prompts wait for; more than there can be where nothing was said."""
         return ceil(self.fill * self.budget) if self.fill and self.budget else self.budget + 1
 
     @property

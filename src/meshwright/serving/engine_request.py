@@ -56,7 +56,8 @@ class EngineRequest:
     ``pinned`` are the shared blocks among those, ``matched`` those that the cache had of it when it was last looked at,
     and so many are ``away``, in another replica. ``swapped``: its blocks lie in host memory. ``done``: it is answered,
     and its place still taken. ``order`` is when it came, among all requests of its engine. ``drafted`` are the tokens
-    guessed for it in the iteration under way.
+    guessed for it in the iteration under way. ``group`` is the attention group that it belongs to, -1 where that makes
+    no difference.
     """
 
     __slots__ = (
@@ -67,6 +68,7 @@ class EngineRequest:
         "blocks",
         "done",
         "drafted",
+        "group",
         "limit",
         "matched",
         "new",
@@ -86,6 +88,7 @@ class EngineRequest:
         self.adapter = new.adapter
         self._computed, self._target = new.computed, new.prompt + new.generated
         self.blocks = self.away = self.matched = self.units = self.drafted = 0
+        self.group = -1
         self.pinned: list[int] = []
         self.done = self.swapped = self.running = False
 

@@ -4,21 +4,23 @@ An engine that talks to its clients' processes after every iteration loses time 
 requests once in so many iterations of decoding (``--scheduler-recv-interval``; after an iteration with a prompt it
 looks at once: sglang/srt/managers/scheduler_recv_skipper.py). An iteration with a prompt is long for everybody who
 decodes, whatever else is in it, so that TensorRT-LLM lets prompts wait until there are enough of them: those that
-fill a share of the budget (``batch_wait_timeout_iters``, ``batch_wait_max_tokens_ratio``), or one for each attention
+fill a share of the budget (``batch_wait_timeout_iters``, ``batch_wait_max_tokens_ratio``), or one in each attention
 group, which otherwise wait for the one that has a prompt (``attention_dp_config``;
-tensorrt_llm/_torch/pyexecutor/scheduler).
+tensorrt_llm/_torch/pyexecutor/scheduler; :mod:`meshwright.serving.attention_groups`).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from meshwright.serving.attention_groups import AttentionGroups
 from meshwright.serving.engine_request import EngineRequest
 from meshwright.serving.fcfs import FOR_EVER
 
 if TYPE_CHECKING:
-    from meshwright.serving.batching import EngineState
-    from meshwright.serving.cache import EngineLimits
+    from meshwright.serving.batching import EngineState, NextBatch
+    from meshwright.serving.cache import EngineLimits, KvCache
+    from meshwright.serving.fcfs import WaitingQueue
 
 
 class AdmissionGate:
@@ -30,6 +32,7 @@ class AdmissionGate:
         self.unseen: list[EngineRequest] = []
         self.closed = False
         self.since = self.held = 0
+        self.groups = AttentionGroups(limits) if limits.apart else None
 
     def came(self, one: EngineRequest, state: EngineState) -> None:
         """Note a new request, which waits from when the engine looks."""
@@ -44,17 +47,26 @@ class AdmissionGate:
             for one in self.unseen:
                 state.waiting.add(one)
             self.unseen.clear()
+        if self.groups is not None:
+            self.groups.place(state.running, state.waiting)
         if self.limits.batch_wait:
             self.closed = self._closed(state)
+
+    def first(self, plan: NextBatch, waiting: WaitingQueue, cache: KvCache) -> EngineRequest | None:
+        """Return who waits and is to run next, in the iteration that is planned; None where nobody is let in."""
+        if self.closed:
+            return None
+        return waiting.first(cache) if self.groups is None else self.groups.first(plan, waiting)
 
     def _closed(self, state: EngineState) -> bool:
         limits, running, waiting = self.limits, len(state.running), len(state.waiting)
         closed = False
         if waiting and self.held < limits.batch_wait and limits.groups <= running < limits.max_batch:
-            there = waiting
-            if limits.groups <= 1:
-                there = min(running + sum(one.target - one.computed for one in state.waiting), limits.budget)
-            closed = there < limits.enough
+            if self.groups is not None:
+                closed = self.groups.wait(state.running, state.waiting)
+            else:
+                there = running + sum(one.target - one.computed for one in state.waiting)
+                closed = min(there, limits.budget) < limits.enough
         if not closed and (waiting or self.held >= limits.batch_wait or running < limits.groups):
             self.held = 0
         return closed

@@ -10,7 +10,6 @@ from meshwright.simulate.apart_steps import (
     CLOSED,
     FIRST_NEW,
     FREE,
-    GROUPS,
     HEAD,
     HELD_BACK,
     HOLD,
@@ -78,7 +77,7 @@ def leave(
     times, block = state[at + TIMES], limit[of + BLOCK]
     if limit[of + POLL] > 1:
         state[at + SINCE] = 0 if state[at + PROMPTS] == 1 else (state[at + SINCE] + times) % limit[of + POLL]
-    if limit[of + HOLD] > 0 and (state[at + CLOSED] == 1 or limit[of + GROUPS] > 1):
+    if limit[of + HOLD] > 0 and state[at + CLOSED] == 1:
         state[at + HELD_BACK] += times
     begin = w * places + state[at + FIRST_NEW]
     for i in range(begin, begin + state[at + NUM_NEW]):

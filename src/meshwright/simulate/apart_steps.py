@@ -14,10 +14,10 @@ from meshwright.simulate.serve_loop import SARATHI, V0
 
 #: Places of an engine's ``limit``. Those named ``at`` are where its tables begin among those of all engines.
 POLICY, MAX_BATCH, BUDGET, BLOCK, BLOCKS, WATERMARK, STAGES, GRAPH_TOKENS = range(8)
-POLL, HOLD, GROUPS, ENOUGH, PARKS = range(8, 13)
-LINEAR_AT, MOST_TOKENS, SAMPLED_AT, DECODE_AT, CONTEXT_AT, NUM_CONTEXTS = range(13, 19)
-PREFILL_AT, BATCH_AT, NUM_BATCHES, QUERY_AT, NUM_QUERIES, PAST_AT, NUM_PASTS, SEEN_AT = range(19, 27)
-LIMITS = 27
+POLL, HOLD, ENOUGH, PARKS = range(8, 12)
+LINEAR_AT, MOST_TOKENS, SAMPLED_AT, DECODE_AT, CONTEXT_AT, NUM_CONTEXTS = range(12, 18)
+PREFILL_AT, BATCH_AT, NUM_BATCHES, QUERY_AT, NUM_QUERIES, PAST_AT, NUM_PASTS, SEEN_AT = range(18, 26)
+LIMITS = 26
 #: Places of its ``state``: blocks, those who run, their places that have a share of the iteration.
 FREE, NUM_RUN, FIRST_NEW, NUM_NEW = range(4)
 #: Of those who wait: from the head to whom the engine has looked for, and on to the tail; those offered to it.
@@ -46,17 +46,14 @@ def look(w: int, limit: Int64s, state: OutInt64s, wide: int, queue: Int64s, targ
     if hold > 0:
         waiting = state[at + LOOKED] - state[at + HEAD]
         closed = 0
-        groups = limit[of + GROUPS]
-        if waiting > 0 and state[at + HELD_BACK] < hold and groups <= running < limit[of + MAX_BATCH]:
-            there = waiting
-            if groups <= 1:
-                there = running
-                for i in range(state[at + HEAD], state[at + LOOKED]):
-                    there += target[queue[w * wide + i]] - computed[queue[w * wide + i]]
-                if there > limit[of + BUDGET]:
-                    there = limit[of + BUDGET]
+        if waiting > 0 and state[at + HELD_BACK] < hold and 1 <= running < limit[of + MAX_BATCH]:
+            there = running
+            for i in range(state[at + HEAD], state[at + LOOKED]):
+                there += target[queue[w * wide + i]] - computed[queue[w * wide + i]]
+            if there > limit[of + BUDGET]:
+                there = limit[of + BUDGET]
             closed = 1 if there < limit[of + ENOUGH] else 0
-        if closed == 0 and (waiting > 0 or state[at + HELD_BACK] >= hold or running < groups):
+        if closed == 0 and (waiting > 0 or state[at + HELD_BACK] >= hold or running == 0):
             state[at + HELD_BACK] = 0
         state[at + CLOSED] = closed
 
@@ -339,7 +336,7 @@ def price(
         if limit[of + POLL] > 1:
             times = limit[of + POLL] - state[at + SINCE]
         hold, waiting = limit[of + HOLD], state[at + LOOKED] - state[at + HEAD]
-        if hold > 0 and (state[at + CLOSED] == 1 or limit[of + GROUPS] > 1):
+        if hold > 0 and state[at + CLOSED] == 1:
             times = min(times, max(hold - state[at + HELD_BACK], 1))
         if hold > 0 and state[at + CLOSED] == 0 and waiting > 0 and state[at + NUM_RUN] < limit[of + MAX_BATCH]:
             times = 1  # there is no room for who was let in

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.native import Float64s, Int64s, part
+from meshwright.native import Float64s, Int64s, OutFloat64s, OutInt64s, part
 from meshwright.simulate.iterations import IterationCosts
 
 #: Places of the row that says where an engine's tables begin (``at``) and how large they are.
 LINEAR_AT, MOST_TOKENS, SAMPLED_AT, MOST_SAMPLED, DECODE_AT, CONTEXT_AT, NUM_CONTEXTS = range(7)
 PREFILL_AT, BATCH_AT, NUM_BATCHES, QUERY_AT, NUM_QUERIES, PAST_AT, NUM_PASTS, TABLES = range(7, 15)
+#: Where a loop's counts have how many samples it took.
+SAMPLES = 3
 #: Longer than anything.
 NEVER = 1e300
 #: The tables, as loops take them, with where their beginnings and their sizes are written.
@@ -49,6 +51,49 @@ def between(at: int, nodes: int, node: Float64s, value: float) -> int:
         else:
             high = middle
     return low
+
+
+@part
+def noted(
+    now: float,
+    num_run: int,
+    waiting: int,
+    used: int,
+    stride: int,
+    most_samples: int,
+    counts: OutInt64s,
+    sample_s: OutFloat64s,
+    sample_value: OutInt64s,
+) -> int:
+    """Write down who runs and waits and how many blocks are used, and return after how many runs of iterations the
+    next sample is: where there are as many as may be, every second one goes."""
+    if counts[SAMPLES] == most_samples:
+        for i in range(most_samples // 2):
+            sample_s[i] = sample_s[2 * i]
+            for field in range(3):
+                sample_value[3 * i + field] = sample_value[6 * i + field]
+        counts[SAMPLES] = most_samples // 2
+        stride *= 2
+    place = 3 * counts[SAMPLES]
+    sample_s[counts[SAMPLES]] = now
+    sample_value[place], sample_value[place + 1], sample_value[place + 2] = num_run, waiting, used
+    counts[SAMPLES] += 1
+    return stride
+
+
+@part
+def fitting(steps: int, one: float, growth: float, wanted: float) -> int:
+    """Return how many of so many iterations begin before somebody comes, after ``wanted`` seconds: the first takes
+    ``one`` second, each ``growth`` more than the one before."""
+    if one * steps + growth * steps * (steps - 1) / 2.0 <= wanted:
+        return steps
+    least = wanted / (one + growth * wanted / one / 2.0)  # of the steps that fit, closer each time
+    least = wanted / (one + growth * wanted / (one + growth * least / 2.0) / 2.0)
+    fit = int(least)
+    fit = fit - 1 if fit > 1 else 1
+    while fit < steps and one * fit + growth * fit * (fit - 1) / 2.0 < wanted:
+        fit += 1
+    return fit
 
 
 @part

@@ -99,6 +99,8 @@ def serve_fast(replica: Replica, requests: Requests, begun_s: np.ndarray | None 
         ints["computed"],
         ints["generated"],
         ints["held"],
+        np.full(2 * count, -1),
+        np.array([count, limits.groups, *[0] * (2 * limits.groups)], np.int64),
         times["last_s"],
         times["scheduled_s"],
         times["first_s"],

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from meshwright.native import Bytes, Float64s, Int64s, OutFloat64s, OutInt64s, native
 from meshwright.simulate.front_line import OUT, STREAM, enter, follow, made_of, next_entry, streamed
+from meshwright.simulate.group_loop import back, chosen, place, wait
 from meshwright.simulate.loop_tables import (
     LINEAR_AT,
     MOST_SAMPLED,
@@ -18,6 +19,8 @@ from meshwright.simulate.loop_tables import (
     TABLES,
     bin_of,
     decoding,
+    fitting,
+    noted,
     prefilling,
 )
 
@@ -68,6 +71,8 @@ def serve_loop(
     computed: OutInt64s,
     generated: OutInt64s,
     held: OutInt64s,
+    group_of: OutInt64s,
+    group: OutInt64s,
     last_s: OutFloat64s,
     scheduled_s: OutFloat64s,
     first_s: OutFloat64s,
@@ -91,12 +96,12 @@ def serve_loop(
     free, watermark, concurrency, pipeline = limits[BLOCKS], limits[WATERMARK], limits[CONCURRENCY], limits[PIPELINE]
     graph_tokens, poll, hold = limits[GRAPH_TOKENS], limits[POLL], limits[HOLD]
     groups, enough, guesses = limits[GROUPS], limits[ENOUGH], limits[GUESSES]
+    apart, quota = groups > 1 and hold > 0, budget // groups if budget > 0 else 1 << 40
     most_tokens, most_sampled = shape[MOST_TOKENS], shape[MOST_SAMPLED]
     now = 0.0
     seen = unpolled = held_back = 0  # requests that the engine knows of; iterations since it looked, and of who waits
     head = tail = coming = answered = num_run = 0
-    stride, since = 1, 0
-    n = num_requests
+    stride, since, n = 1, 0, num_requests
     known = n if concurrency == 0 or concurrency > n else concurrency
     following = known  # in a closed loop the others come when one is answered
     while answered < num_requests:
@@ -112,19 +117,24 @@ def serve_loop(
         if poll <= 1 or unpolled == 0 or num_run == 0:
             seen = tail
         open_to, closed = seen, 0
+        if apart:
+            place(head, seen, queue, num_run, run, prompt, group_of, group)
         if hold > 0 and held_back < hold and groups <= num_run < max_batch and seen > head:
-            there = seen - head
-            if groups <= 1:
+            if apart:
+                closed = wait(head, seen, queue, num_run, run, group_of, group)
+            else:
                 there = num_run
                 for i in range(head, seen):
                     there += prompt[queue[i]] + generated[queue[i]] - computed[queue[i]]
-            if there < enough or (groups <= 1 and budget < enough):
-                open_to, closed = head, 1
+                closed = 1 if there < enough or budget < enough else 0
+            open_to = head if closed == 1 else seen
         if closed == 0 and (seen > head or held_back >= hold or num_run < groups):
             held_back = 0
         num_new = 0  # places of `run` that have a share: the first so many, or those from `first_new` on
         first_new = 0
         evictions = 0
+        if apart and ORCA <= policy <= V0:
+            open_to = chosen(head, open_to, quota, 0, queue, run, new, prompt, generated, computed, group_of, group)
         if policy <= ORCA:
             if policy == STATIC and num_run == 0:
                 count = longest = 0
@@ -156,6 +166,8 @@ def serve_loop(
                     scheduled_s[r] = now
                     run[num_run] = r
                     num_run += 1
+                if apart:
+                    back(head, open_to, seen, queue, group_of, group)
             for i in range(num_run):
                 r = run[i]
                 new[i] = prompt[r] + generated[r] - computed[r]
@@ -181,14 +193,16 @@ def serve_loop(
                     left -= need
                     if left <= 0:
                         break
+                if apart:
+                    back(head, open_to, seen, queue, group_of, group)
                 num_new = num_run - first_new
                 if num_new == 0:
                     first_new = 0
                     left = num_run
             if policy != V0 or num_new == 0:
-                place = 0
-                while place < num_run and left > 0:
-                    r = run[place]
+                spot = 0
+                while spot < num_run and left > 0:
+                    r = run[spot]
                     need = prompt[r] + generated[r] - computed[r]
                     if guesses > 0 and need == 1 and computed[r] > 0:
                         rest = output[r] - generated[r] - 1
@@ -215,11 +229,15 @@ def serve_loop(
                     if blocks > held[r]:
                         free -= blocks - held[r]
                         held[r] = blocks
-                    new[place] = need
+                    new[spot] = need
                     left -= need
-                    place += 1
-                num_new = place
+                    spot += 1
+                num_new = spot
                 if policy != V0 and evictions == 0:
+                    if apart:
+                        open_to = chosen(
+                            head, open_to, quota, spot, queue, run, new, prompt, generated, computed, group_of, group
+                        )
                     while head < open_to and left > 0 and num_run < max_batch:
                         r = queue[head]
                         need = prompt[r] + generated[r] - computed[r]
@@ -238,6 +256,8 @@ def serve_loop(
                         num_run += 1
                         num_new += 1
                         left -= share
+                    if apart:
+                        back(head, open_to, seen, queue, group_of, group)
         # ---- what that takes
         num_decode = num_prefill = tokens = sampled = 0
         context = queries = past = 0
@@ -322,18 +342,10 @@ def serve_loop(
                     steps = slack
             if num_run < max_batch and policy != STATIC:
                 wanted = next_entry(coming, known, arrival, serial_s, prompt, front, free_s, line, entry_s) - now
-                if one * steps + slope_now * steps * (steps - 1) / 2.0 > wanted:
-                    least = wanted / (one + slope_now * wanted / one / 2.0)  # of the steps that fit, closer each time
-                    least = wanted / (one + slope_now * wanted / (one + slope_now * least / 2.0) / 2.0)
-                    fit = int(least)
-                    fit = fit - 1 if fit > 1 else 1
-                    while fit < steps and one * fit + slope_now * fit * (fit - 1) / 2.0 < wanted:
-                        fit += 1
-                    steps = fit
+                steps = fitting(steps, one, slope_now, wanted)
             steps = max(steps, 1)
         more = slope_now * steps * (steps - 1) / 2.0
-        lasted = one * steps + more
-        end = now + lasted
+        end = now + (one * steps + more)
         # ---- afterwards
         unpolled = 0 if num_prefill > 0 or poll <= 1 else (unpolled + steps) % poll
         if closed == 1 or groups > 1:
@@ -353,18 +365,7 @@ def serve_loop(
         since += 1
         if since >= stride:
             since = 0
-            if counts[SAMPLES] == most_samples:
-                for i in range(most_samples // 2):
-                    sample_s[i] = sample_s[2 * i]
-                    for field in range(3):
-                        sample_value[3 * i + field] = sample_value[6 * i + field]
-                counts[SAMPLES] = most_samples // 2
-                stride *= 2
-            sample_s[counts[SAMPLES]] = now
-            sample_value[3 * counts[SAMPLES]] = num_run
-            sample_value[3 * counts[SAMPLES] + 1] = tail - head
-            sample_value[3 * counts[SAMPLES] + 2] = used
-            counts[SAMPLES] += 1
+            stride = noted(now, num_run, tail - head, used, stride, most_samples, counts, sample_s, sample_value)
         # whoever came meanwhile stands before those who come at its end
         coming, tail = enter(
             end, coming, known, tail, num_requests, arrival, serial_s, prompt, front, free_s, line, entry_s, queue

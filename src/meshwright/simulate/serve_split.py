@@ -26,6 +26,7 @@ def served_split(apart: ApartReplicas, requests: Requests, router: Router) -> Se
 def _known(apart: ApartReplicas, requests: Requests, router: Router) -> bool:
     """Whether the compiled loop knows what decides over replicas and requests."""
     plain = all(one.compiled and one.drafts is None and one.host.stream_s == 0 for one in apart.replicas)
+    plain = plain and not any(one.limits.apart for one in apart.replicas)
     alike = plain and all(not one.policy.reserves and one.limits.device_share == 1.0 for one in apart.replicas)
     waits = len(requests.after) or len(requests.needed)
     in_order = bool((np.diff(requests.arrival_s) >= 0).all())
@@ -79,7 +80,6 @@ def _tables(replicas: Sequence[Replica], parks: Sequence[bool]) -> _Tables:
             steps.GRAPH_TOKENS: one.host.graph_tokens,
             steps.POLL: limits.poll,
             steps.HOLD: limits.batch_wait,
-            steps.GROUPS: limits.groups,
             steps.ENOUGH: limits.enough,
             steps.PARKS: parked,
             steps.MOST_TOKENS: costs.most_tokens,

@@ -84,6 +84,14 @@ def _ahead(server: LaunchedServer) -> LaunchedWords:
     return found | {"budget": tokens * server.adp} | ({"batch_wait": 60} if server.adp > 1 else {})
 
 
+def _balanced(server: LaunchedServer) -> LaunchedWords:
+    """max_num_tokens and attention_dp_config of gpt-oss in TensorRT-LLM (gptoss_fp4_b200_trt.sh at 1825e7f0), which
+    asks for balance and leaves the time open: the engine's own is 50 iterations (timeout_iters of AttentionDpConfig,
+    tensorrt_llm/llmapi/llm_args.py). The ten iterations more that it waits when all groups have a prompt
+    (batching_wait_iters) have no word here."""
+    return {"budget": 20000 * server.adp} | ({"batch_wait": 50} if server.adp > 1 else {})
+
+
 def _twice(server: LaunchedServer) -> LaunchedWords:
     """--max-num-batched-tokens, --kv-cache-dtype and --block-size of MiniMax-M2.5 in vLLM on B200: twice the prompt's
     tokens in an iteration. Older images ran scripts that leave the tokens open (benchmarks/single_node/
@@ -109,7 +117,7 @@ INFERENCEMAX: tuple[LaunchScript, ...] = (
     LaunchScript("sglang", "Qwen3.5", "h200", lambda server: {"budget": 16384}),
     LaunchScript("trtllm", "DeepSeek-(R1|V3)", "b200", _delayed),
     LaunchScript("trtllm", "DeepSeek-(R1|V3)", "h200", lambda s: _delayed(s._replace(precision=""))),
-    LaunchScript("trtllm", "gpt-oss", "", lambda server: {"budget": 20000 * server.adp}),
+    LaunchScript("trtllm", "gpt-oss", "", _balanced),
     LaunchScript(
         *("trtllm", "Llama-3.[13]-70B", ""),
         lambda server: {"budget": 16384} | ({"batch_wait": 20, "fill": 0.9} if server.even and server.tp < 8 else {}),

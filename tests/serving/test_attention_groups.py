@@ -1,0 +1,51 @@
+"""Prompts of attention groups that wait for one another, by hand: iterations of a second each, and two groups."""
+
+import pytest
+
+from meshwright.simulate.serve import simulate
+from meshwright.simulate.serve_pool import served_alone
+from tests.serving.costs import requests
+from tests.serving.test_gate import gated
+
+
+def scheduled(one, asked):
+    """When requests are let in, after asserting that the loop of events says the same as the compiled one."""
+    fast, plain = simulate(one, asked), served_alone(one, asked, skips=False)
+    assert fast.scheduled_s.tolist() == plain.scheduled_s.tolist() and fast.end_s == pytest.approx(plain.end_s)
+    return fast.scheduled_s.tolist()
+
+
+LONG, SHORT = (0.0, 8, 40), (0.0, 8, 3)
+
+
+def test_two_prompts_of_one_group_wait_for_the_other_group_until_time_is_up():
+    # three answers in each group, in turn. Two of the second group end at 3 s, and its places are taken at 3.5 s: two
+    # prompts wait for two groups, and the first group has none. Six iterations after the last time it is 6 s
+    asked = requests(LONG, LONG, LONG, SHORT, LONG, SHORT, (3.5, 8, 9), (3.5, 8, 9))
+    assert scheduled(gated(batch_wait=6, groups=2), asked) == [0.0] * 6 + [6.0, 6.0]
+
+
+def test_they_go_as_soon_as_the_other_group_has_one():
+    # as before, and an answer of the first group ends at 5 s: who comes at 5.5 s is of that group
+    asked = requests((0.0, 8, 5), LONG, LONG, SHORT, LONG, SHORT, (3.5, 8, 9), (3.5, 8, 9), (5.5, 8, 9))
+    assert scheduled(gated(batch_wait=60, groups=2), asked) == [0.0] * 6 + [6.0] * 3
+
+
+def test_nobody_waits_for_a_group_in_which_nobody_runs():
+    # the second group's only answer ends at 3 s; its next prompt is computed at once
+    asked = requests((0.0, 8, 30), (0.0, 8, 3), (3.5, 8, 9))
+    assert scheduled(gated(batch_wait=50, groups=2), asked) == [0.0, 0.0, 4.0]
+
+
+def test_a_group_has_room_for_its_part_of_the_budget_alone():
+    # 50 of 100 tokens each: the first and the third prompt are of one group, and 40 + 40 are too many. The other group
+    # has none by then, so that the third waits three iterations
+    asked = requests((0.0, 40, 20), (0.0, 40, 20), (0.0, 40, 20))
+    assert scheduled(gated(batch_wait=3, groups=2, budget=100), asked) == [0.0, 0.0, 3.0]
+
+
+def test_a_request_goes_to_the_group_with_the_fewest_tokens_of_those_that_are_not_full():
+    # groups of 100 and 8 tokens; a third prompt goes to the second. The fourth goes to the first, which has one request
+    # less, and both go together at 3 s
+    asked = requests((0.0, 100, 30), (0.0, 8, 30), (1.5, 8, 3), (2.5, 8, 3))
+    assert scheduled(gated(batch_wait=50, groups=2), asked) == [0.0, 0.0, 3.0, 3.0]
