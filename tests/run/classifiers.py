@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
@@ -66,9 +68,14 @@ def begun(of, text: str, train: Train = TRAIN, **settings) -> Trainer:
 
 def steps(trainer: Trainer, first: int, last: int) -> list[float]:
     """Losses of steps [first, last)."""
+    return steps_of(trainer, images, first, last)
+
+
+def steps_of(trainer: Trainer, batch: Callable[..., Batch], first: int, last: int) -> list[float]:
+    """Losses of steps [first, last) on batches that a function makes."""
     dp, found = trainer.mesh["dp"], []
     for step in range(first, last):
-        found.append(trainer.step(images(step, dp.size, dp.index, trainer.train)).loss)
+        found.append(trainer.step(batch(step, dp.size, dp.index, trainer.train)).loss)
     trainer.settle()
     trainer.statistics.join(trainer.joined)
     return found

@@ -59,16 +59,23 @@ def wrong_samples(given: RunOptions, model: Model) -> list[Diagnostic]:
     wrong: list[Diagnostic] = []
     if read(given.augment) is None:
         wrong.append(bad(f"--augment {given.augment}", "say flip, crop=4 (pixels), or flip+crop=4"))
-    elif given.augment and not isinstance(model.embedding, ImageStem):
+    elif given.augment and not (isinstance(model.embedding, ImageStem) or _of_images(model)):
         wrong.append(bad(f"--augment {given.augment}", f"{model.name} reads no images: drop it"))
-    if given.eval_data and not naming.classifies(model):
+    if given.eval_data and not naming.labelled(model):
         wrong.append(bad(f"--eval-data {given.eval_data}", "text is held out of --data, by --held-out: drop it"))
     if given.eval_data and given.held_out:
         wrong.append(bad("--held-out --eval-data", "a share of --data is held out, or another file: keep one of them"))
     for option, said in (("--tokenizer", given.tokenizer), ("--lengths", given.lengths)):
-        if said and naming.classifies(model):
+        if said and naming.labelled(model):
             wrong.append(bad(f"{option} {said}", f"{model.name} reads no text: drop it"))
     return wrong
+
+
+def _of_images(model: Model) -> bool:
+    """Whether a model finds the noise in images, and not in videos."""
+    from meshwright.spec import naming
+
+    return naming.denoises(model) and not model.embedding.frames
 
 
 def opened(given: RunOptions, model: Model, train: Train, plan: Plan, words: str, share: float) -> OpenedData:

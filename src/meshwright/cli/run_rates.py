@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 #: Weight decay of classifiers, where none is said: that of He et al. (2015, 1512.03385, 3.4). With the 0.1 of language
 #: models, a momentum of 0.9 and a learning rate of 0.02 weights shrink by 2% a step, and running statistics lag.
 CLASSIFIERS_DECAY = 1e-4
+#: That of diffusion transformers: none (Peebles and Xie, 2212.09748, section 4).
+DENOISERS_DECAY = 0.0
 
 #: Fields of the settings that say the schedule, by the option of ``run`` and that of the policy.
 SAID = {
@@ -30,8 +32,10 @@ SAID = {
 
 def usual_of(model: Model) -> dict[str, float]:
     """Return the settings of a run that are others by default for a model than for language models."""
-    from meshwright.spec.naming import classifies
+    from meshwright.spec.naming import classifies, denoises
 
+    if denoises(model):
+        return {"weight_decay": DENOISERS_DECAY}
     return {"weight_decay": CLASSIFIERS_DECAY} if classifies(model) else {}
 
 

@@ -14,6 +14,7 @@ import msgspec
 from meshwright.errors import Diagnostic
 from meshwright.plan import adapters
 from meshwright.plan.classifiers import unbuilt, unexecutable_classifier
+from meshwright.plan.denoisers import unbuilt_denoiser, unexecutable_denoiser
 from meshwright.plan.facets import facets
 from meshwright.plan.facets.sequence import HANDED
 from meshwright.plan.record import Plan
@@ -51,6 +52,7 @@ def unexecutable(plan: Plan, model: Model, train: Train, *, precision: str = "")
         *_whole(plan, model, train),
         *_inside(plan, model),
         *(unexecutable_classifier(plan, model, train) if naming.classifies(model) else ()),
+        *(unexecutable_denoiser(plan, model, train) if naming.denoises(model) else ()),
         *(adapters.unexecutable(plan, model, train) if train.lora is not None else ()),
         *chain.from_iterable(asked),
     ]
@@ -70,6 +72,9 @@ def _pools(plan: Plan, model: Model, train: Train, precision: str) -> list[Diagn
     if model.ways > 1:
         message = f"links that carry the several residual streams of {model.name} are priced and not run"
         found.append(_bad("P033", message, f"model {model.name}", "one pool, or the model without kraken"))
+    if naming.denoises(model):
+        message = f"links that carry what samples of {model.name} are told beside their tokens are priced and not run"
+        found.append(_bad("P033", message, f"model {model.name}", "one pool"))
     if len(model.flows) > 1:
         message = f"links that carry the several streams of {model.name} are priced and not run"
         found.append(_bad("P033", message, f"model {model.name}", "one pool, or a model of one stream of tokens"))
@@ -103,8 +108,8 @@ def of_model(model: Model) -> Iterator[Diagnostic]:
         help = f"families that are: {known}"
         yield _bad("P030", f"the {model.family} family is predicted, not trained", f"model {model.name}", help)
         return
-    if naming.school(model) in WHOLE or naming.classifies(model):
-        for why in sorted(set(unbuilt(model) if naming.classifies(model) else _parts(model))):
+    if naming.school(model) in WHOLE or naming.labelled(model):
+        for why in sorted(set(_unbuilt(model))):
             message = f"{model.name} is predicted, not trained: {why}"
             yield _bad("P030", message, f"model {model.name}", f"trained: {known}")
         return
@@ -127,6 +132,13 @@ def of_model(model: Model) -> Iterator[Diagnostic]:
     found |= set(_rotations(model))
     for why in sorted(found):
         yield _bad("P030", f"{model.name} is predicted, not trained: {why}", f"model {model.name}", f"trained: {known}")
+
+
+def _unbuilt(model: Model) -> Iterator[str]:
+    """The parts that a model has no modules of, by what it reads."""
+    if naming.denoises(model):
+        return unbuilt_denoiser(model, ACTIVATIONS)
+    return unbuilt(model) if naming.classifies(model) else _parts(model)
 
 
 def _with_one_stream(model: Model) -> Model:

@@ -97,7 +97,7 @@ class Judge:
         self.classifier = next((s.head for s in trainer.stages.values() if hasattr(s.head, "right")), None)
         #: The share of labelled samples that were classified rightly, once the loss was measured; None of text.
         self.accuracy: float | None = None
-        if not naming.classifies(trainer.model):
+        if not naming.labelled(trainer.model):
             self.batches = min(BATCHES, self.batches)
         self.pipeline = trainer.forwards()
 

@@ -19,9 +19,13 @@ if TYPE_CHECKING:
 
 
 def message_of(trainer: Trainer, stage: int) -> torch.Tensor:
-    """Return an empty buffer for what a stage makes of a microbatch: hidden states [s, b, hidden], or, of a classifier,
-    the maps [b, channels, height, width] or vectors [b, width] behind its last layer."""
+    """Return an empty buffer for what a stage makes of a microbatch: hidden states [s, b, hidden], of a diffusion
+    transformer [1 + s, b, hidden], or, of a classifier, the maps [b, channels, height, width] or vectors [b, width]
+    behind its last layer."""
     model = trainer.model
+    if naming.denoises(model):  # and what each sample is told of its step and class
+        states = trainer.hidden_states()
+        return states.new_empty((states.shape[0] + 1, *states.shape[1:]))
     if not naming.classifies(model):
         return trainer.hidden_states()
     ends = sum(map(len, stage_layers(trainer.plan, model)[: stage + 1]))

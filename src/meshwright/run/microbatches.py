@@ -26,7 +26,7 @@ def passes_of(trainer: Trainer, batch: Batch) -> list[Pass]:
     length, _, size = trainer.shape
     count, at_dp = trainer.plan.num_microbatches(trainer.train.global_batch), trainer.mesh["dp"].index
     count = trainer.portions.counts[at_dp] if trainer.portions.counts else count
-    samples = naming.classifies(trainer.model)
+    samples = naming.labelled(trainer.model)
     if len(batch.tokens) != count * size or not (samples or batch.tokens.shape[1:] == (length + 1,)):
         raise ValueError(f"a batch of shape {tuple(batch.tokens.shape)} for {count} x {size} rows of {length}")
     batch = batch._replace(tokens=batch.tokens.to(trainer.mesh.device))

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from meshwright.run.classifier import ClassifierHead, FeatureInput, FeatureLayer, PathLayer, StemModule
+from meshwright.run.denoiser import DenoiserEmbedding, DenoiserHead, DenoiserLayer
 from meshwright.run.encoder import EncoderEmbedding, EncoderHead, EncoderLayer
 from meshwright.run.hybrid import HybridHead, HybridLayer
 from meshwright.run.latent import LatentAttention
@@ -176,6 +177,8 @@ def modules(shared: Shared) -> tuple[type, Callable[[Shared, int, str], nn.Modul
             return StemModule, PathLayer, ClassifierHead
         case "features":
             return FeatureInput, FeatureLayer, ClassifierHead
+        case "dit":
+            return DenoiserEmbedding, DenoiserLayer, DenoiserHead
     return EmbeddingModule, _decoder_layer, TaskHeads if merged else HeadModule
 
 

@@ -48,21 +48,21 @@ class HeadsCore(nn.Module):
         """[b, s, heads, width] in, [b, s, heads, value width] out."""
         if p.core is not None:
             return p.core(self, q, k, v)
-        mesh, said = self.shared.mesh, self.said
-
-        def core(q, k, v):
-            if not p.segments:
-                outer, inner = mesh["cp_outer"], mesh["cp_inner"]
-                return attend(q, k, v, cp=outer, inner=inner, documents=p.documents, **said)
-            parts = []
-            for start, stop, group, documents in p.segments:
-                mine = (x[:, start:stop] for x in (q, k, v))
-                parts.append(attend(*mine, cp=group, documents=documents, **said))
-            return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-
         if self.drops_core and torch.is_grad_enabled():
-            return checkpoint(core, q, k, v, use_reentrant=False, preserve_rng_state=False)
-        return core(q, k, v)
+            return checkpoint(self.mixed, q, k, v, p, use_reentrant=False, preserve_rng_state=False)
+        return self.mixed(q, k, v, p)
+
+    def mixed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, p: Pass) -> torch.Tensor:
+        """The same of keys and values of the pass alone."""
+        mesh, said = self.shared.mesh, self.said
+        if not p.segments:
+            outer, inner = mesh["cp_outer"], mesh["cp_inner"]
+            return attend(q, k, v, cp=outer, inner=inner, documents=p.documents, **said)
+        parts = []
+        for start, stop, group, documents in p.segments:
+            mine = (x[:, start:stop] for x in (q, k, v))
+            parts.append(attend(*mine, cp=group, documents=documents, **said))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     def of_portion(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, start: int, p: Pass) -> torch.Tensor:
         """Queries from position `start` on, against keys and values up to the last of them."""

@@ -121,7 +121,7 @@ class Trainer:
             names=naming.names(model),
             dropout=settings.dropout if train.dropout else 0.0,
             seed=settings.seed,
-            causal=train.causal,
+            causal=train.causal and model.flows[0].causal,
             train=train,
             node_ranks=settings.node_ranks,
             low=low,
@@ -185,7 +185,7 @@ class Trainer:
             plan.layout.cp,
             mesh["cp"].index,
             plan.sequence.algorithm,
-            train.causal and not plan.sequence.one_piece,
+            shared.causal and not plan.sequence.one_piece,
             ulysses=plan.sequence.ulysses,
         ).to(mesh.device)
         before, after = self._links()

@@ -41,7 +41,7 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 5_000_000_000
 #: What published files also hold and no model here does: tables that are computed, masks, counts.
 _COMPUTED = re.compile(
-    r"(.*\.)?(rotary_emb\.inv_freq|attn\.(masked_)?bias|attention\.(masked_)?bias|position_ids|num_batches_tracked)"
+    r"(.*\.)?(rotary_emb\.inv_freq|attn\.(masked_)?bias|attention\.(masked_)?bias|position_ids|num_batches_tracked|pos_embed|temp_embed)"
 )
 
 

@@ -35,9 +35,13 @@ SCHOOLS = {
     "resnet": "resnet",
     "vgg": "vgg",
     "features": "features",
+    "dit": "dit",
+    "latte": "dit",
 }
 #: Schools of classifiers of labelled samples.
 CLASSIFIERS = ("resnet", "vgg", "features")
+#: That of diffusion transformers, which learn to find the noise in labelled samples.
+DENOISER = "dit"
 
 
 class Names(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,6 +131,20 @@ T5 = msgspec.structs.replace(LLAMA, layer="{}", embedding="shared.weight")
 RESNET = msgspec.structs.replace(LLAMA, layer="resnet.encoder.stages.{}", embedding="resnet.embedder.")
 VGG = msgspec.structs.replace(LLAMA, layer="features.{}", embedding="features.0.")
 FEATURES = msgspec.structs.replace(LLAMA, layer="layers.{}", embedding="")
+#: DiT's, as its authors' code has them; Latte's has the same.
+DIT = Names(
+    layer="blocks.{}.",
+    embedding="x_embedder.proj.weight",
+    final_norm="",
+    attention="attn.",
+    qkv="qkv",
+    out="proj",
+    norms=("", ""),
+    mlp="mlp.",
+    up="fc1",
+    down="fc2",
+    head="final_layer.linear",
+)
 _NAMES = {
     "llama": LLAMA,
     "mixtral": MIXTRAL,
@@ -144,6 +162,7 @@ _NAMES = {
     "resnet": RESNET,
     "vgg": VGG,
     "features": FEATURES,
+    "dit": DIT,
 }
 
 
@@ -161,6 +180,16 @@ def school(model: Model) -> str:
 def classifies(model: Model) -> bool:
     """Whether a model tells the classes of labelled samples, which are no text."""
     return school(model) in CLASSIFIERS
+
+
+def denoises(model: Model) -> bool:
+    """Whether a model is a diffusion transformer, which learns to find the noise in samples."""
+    return school(model) == DENOISER
+
+
+def labelled(model: Model) -> bool:
+    """Whether a model reads labelled samples, which are no text."""
+    return classifies(model) or denoises(model)
 
 
 def modules(model: Model) -> dict[str, str]:

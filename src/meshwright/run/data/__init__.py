@@ -70,14 +70,15 @@ def load(
     place: str = "--data",
 ) -> Corpus | MixedText | LabelledSamples:
     """The corpus in a folder that :func:`build` made, for the sequences of `train` in microbatches of so many, and a
-    model of `vocab` tokens; labelled samples, changed as `augment` says, for a `model` that classifies them.
+    model of `vocab` tokens; labelled samples, changed as `augment` says, for a `model` that
+    classifies them, or finds the noise in them.
 
     Raises:
         MeshwrightError: D005 when it does not fill one step's batch; D006 for ids that the model does not have; D009
             for a mixture of texts in rows that are laid over a whole batch; D013 for samples that are not what the
             model reads.
     """
-    if (folder / labelled.META).is_file() != (model is not None and naming.classifies(model)):
+    if (folder / labelled.META).is_file() != (model is not None and naming.labelled(model)):
         raise _another(folder, model, place)
     if (folder / labelled.META).is_file():
         return samples.load(folder, train, model, seed=seed, augment=augment, place=place)
@@ -88,12 +89,12 @@ def load(
 
 
 def _another(folder: Path, model: Model | None, place: str) -> MeshwrightError:
-    """The error of text for a classifier, or of labelled samples for a model of text."""
+    """The error of text for a model of labelled samples, or of these for a model of text."""
     name = "the model" if model is None else model.name
     if (folder / labelled.META).is_file():
         message, help = f"the data are labelled samples, and {name} reads text", "name a text, or a model of images"
     else:
-        message, help = f"{name} classifies labelled samples, and the data are text", "name a .npz file with labels"
+        message, help = f"{name} reads labelled samples, and the data are text", "name a .npz file with labels"
     return MeshwrightError.one("D013", message, place=place, help=help)
 
 

@@ -1,10 +1,11 @@
 """Labelled samples on disk: images or vectors of features with a class, or a value, each; built once for each content.
 
 ``FILE.npz`` has ``labels`` [N] and either ``images``, [N, height, width, channels], [N, channels, height, width] or
-[N, height, width], or ``features`` [N, width]; it may have ``mean`` and ``std`` [channels], by which images of bytes
-are normalised once they are between 0 and 1 (0.5 each unless it does), and ``clients`` [N], whose sample each is. A
-folder of CIFAR's binary files (Krizhevsky 2009) and MNIST's idx files (LeCun et al. 1998), compressed or not, are read
-as they are published. Numbers of other types than bytes are taken as they are.
+[N, height, width] (of videos [N, frames, ...]), or ``features`` [N, width]; it may have ``mean`` and ``std``
+[channels], by which images of bytes are normalised once they are between 0 and 1 (0.5 each unless it does), and
+``clients`` [N], whose sample each is. A folder of CIFAR's binary files (Krizhevsky 2009) and MNIST's idx files (LeCun
+et al. 1998), compressed or not, are read as they are published. Numbers of other types than bytes are taken as they
+are.
 """
 
 from __future__ import annotations
@@ -167,7 +168,7 @@ def _check(arrays: dict[str, NDArray[Any]], name: str) -> None:
             raise _bad(name, f"{key} are of type {array.dtype}, which is no number")
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise _bad(name, f"{key} has a value that is not finite", "put numbers for NaN and inf")
-    if values.ndim not in ((3, 4) if kind == "images" else (2,)):
+    if values.ndim not in ((3, 4, 5) if kind == "images" else (2,)):
         raise _bad(name, f"{kind} has the shape {list(values.shape)}")
     if not labels.ndim:
         raise _bad(name, "labels has the shape []")

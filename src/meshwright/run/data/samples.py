@@ -8,6 +8,7 @@ image is changed, by (seed, place in that order).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isqrt
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from meshwright.run.data.augment import AS_THEY_ARE, Augment
 from meshwright.run.data.corpus import Batch, permute, sequences
 from meshwright.run.data.labelled import CLIENTS, INPUTS, LABELS, USUAL, LabelledMeta, read_meta
 from meshwright.spec.convolution import SQUARE
+from meshwright.spec.diffusion import Latents
 from meshwright.spec.model import Model
 from meshwright.spec.vectors import FeatureVectors
 from meshwright.spec.workload import Train
@@ -36,10 +38,10 @@ class SampleLayout(NamedTuple):
     channels: str
 
     def images(self, some: NDArray[Any]) -> NDArray[Any]:
-        """Images [n, channels, height, width]; features as they are."""
+        """Images [n, channels, height, width], or videos [n, frames, ...]; features as they are."""
         if self.channels == "none":
-            return some[:, None]
-        return some.transpose(0, 3, 1, 2) if self.channels == "last" else some
+            return np.expand_dims(some, -3)
+        return np.moveaxis(some, -1, -3) if self.channels == "last" else some
 
 
 class LabelledSamples(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,7 +140,7 @@ class LabelledSamples(msgspec.Struct, frozen=True, kw_only=True):
         """The batch of some rows, which stand at these places of the order that they are drawn in."""
         found = self.layout.images(np.asarray(self.inputs[rows]))
         if found.dtype == np.uint8:
-            mean, std = (np.float32(one).reshape(-1, *(1,) * (found.ndim - 2)) for one in (self.mean, self.std))
+            mean, std = (np.float32(one).reshape(-1, *(1,) * min(2, found.ndim - 2)) for one in (self.mean, self.std))
             found = (found.astype(np.float32) / np.float32(255) - mean) / std
         if self.layout.channels:
             found = self.augment.changed(found, self.seed, places)
@@ -168,7 +170,7 @@ class LabelledSamples(msgspec.Struct, frozen=True, kw_only=True):
 def load(
     folder: Path, train: Train, model: Model, *, seed: int, augment: Augment = AS_THEY_ARE, place: str
 ) -> LabelledSamples:
-    """The labelled samples in a folder, for a model that classifies them.
+    """The labelled samples in a folder, for a model that classifies them or finds the noise in them.
 
     Raises:
         MeshwrightError: D005 for fewer samples than a step's batch; D013 with all in which they do not fit the model.
@@ -202,7 +204,10 @@ def load(
 
 def _fitting(meta: LabelledMeta, train: Train, model: Model, place: str) -> tuple[SampleLayout, list[Diagnostic]]:
     """How samples are laid out, and D013 where that is not what a model reads."""
-    channels, side = model.embedding.channels, train.image
+    channels, side, film = model.embedding.channels, train.image, []
+    if isinstance(model.embedding, Latents):
+        side = model.embedding.patch * isqrt(train.seq_len // max(1, train.frames))
+        film = [train.frames] if train.frames else []
     if isinstance(model.embedding, FeatureVectors):
         if meta.shape[1:] == (channels,):
             return SampleLayout(""), []
@@ -212,10 +217,15 @@ def _fitting(meta: LabelledMeta, train: Train, model: Model, place: str) -> tupl
     wanted = f"{channels} channels of {side} x {side} pixels"
     _, *sizes = meta.shape
     for name, shape in (("last", [side, side, channels]), ("first", [channels, side, side]), ("none", [side, side])):
-        if sizes == shape and (name != "none" or channels == 1):
+        if sizes == film + shape and (name != "none" or channels == 1):
             return SampleLayout(name), []
-    message = f"the samples are of the shape {sizes}, and {model.name} reads {wanted} (image={side})"
-    help = f"say image= as the samples have it, or a model of their channels (num_channels), or give it {wanted}"
+    said, key = f"image={side}", "num_channels"
+    if isinstance(model.embedding, Latents):
+        said, key = f"seq={train.seq_len} of patches of {model.embedding.patch}", "in_channels"
+        wanted = f"{train.frames} frames of {wanted}" if film else wanted
+    message = f"the samples are of the shape {sizes}, and {model.name} reads {wanted} ({said})"
+    word = said.partition("=")[0]
+    help = f"say {word}= as the samples have it, or a model of their channels ({key}), or give it {wanted}"
     return SampleLayout(""), [Diagnostic(code="D013", message=message, place=place, help=help)]
 
 
@@ -232,14 +242,19 @@ def _normalised(meta: LabelledMeta, model: Model, place: str) -> list[Diagnostic
 
 def _labels(labels: NDArray[Any], model: Model, place: str) -> list[Diagnostic]:
     """D013 for labels that are no classes of a model, or no values."""
-    rows, why = model.head.rows, ""
-    if model.head.loss == SQUARE:
+    latents, why, tells = isinstance(model.embedding, Latents), ""
+    rows = max(1, model.embedding.classes) - 1 if latents else model.head.rows
+    if latents and not rows:
+        return []
+    tells = "knows" if latents else "tells"
+    if not latents and model.head.loss == SQUARE:
         if labels.shape[1:] != (rows,) and (rows, labels.ndim) != (1, 1):
             why = f"labels are of the shape {list(labels.shape)}, and {model.name} tells {rows} values of a sample"
     elif labels.dtype.kind == "f" or labels.ndim != 1:
         why = f"labels are {labels.dtype} of the shape {list(labels.shape)}, and classes are whole numbers [N]"
     elif int(labels.min()) < 0 or int(labels.max()) >= rows:
         worst = int(labels.min()) if int(labels.min()) < 0 else int(labels.max())
-        why = f"there is a label {worst}, and {model.name} tells {rows:,} classes, 0 to {rows - 1}"
+        why = f"there is a label {worst}, and {model.name} {tells} {rows:,} classes, 0 to {rows - 1}"
     help = "number classes from 0, say num_labels in the model, or loss square of values"
+    help = "number classes from 0, or say num_embeds_ada_norm in the model" if latents else help
     return [Diagnostic(code="D013", message=why, place=place, help=help)] if why else []

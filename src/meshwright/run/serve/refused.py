@@ -84,7 +84,7 @@ def one_replica(plan: Plan) -> Plan:
 
 
 def _of_model(model: Model) -> Iterator[Diagnostic]:
-    if naming.school(model) in WHOLE:
+    if naming.school(model) in WHOLE or naming.labelled(model):
         message = f"the {model.family} family is trained and predicted, and not served"
         yield _bad(message, f"model {model.name}", "a decoder of attention and MLPs or experts")
         return

@@ -46,7 +46,7 @@ def _denoiser(r: ConfigReader, frames: int = 0) -> Model:
     size = r.int("sample_size", default=32)
     r.divides("patch_size", "sample_size", patch, size)
     bias = r.flag("attention_bias", default=True)
-    activation = r.text("activation_fn", default="gelu-approximate").replace("-approximate", "")
+    activation = r.text("activation_fn", default="gelu-approximate").replace("-approximate", "_tanh")
     attention = Attention(
         heads=heads, kv_heads=heads, head_dim=width, v_head_dim=width, rotary=False, qkv_bias=bias, out_bias=bias
     )

@@ -1,0 +1,94 @@
+"""Diffusion transformers that are trained: against the formulas of DiT's authors by hand in float64, and under all
+plans that divide their work."""
+
+from functools import cache
+
+import pytest
+import torch
+
+import meshwright as mw
+from meshwright.plan import check, parse
+from meshwright.plan.executable import unexecutable
+from meshwright.run import noise
+from tests.run.denoisers import FILM, IMAGES, TRAIN, VIDEOS, begun, by_hand, model, samples, state, trained
+from tests.run.processes import launch_kept
+from tests.run.small import assemble, plain
+
+#: Largest difference, relative to a tensor's largest element. In float64 orders of addition leave 1e-13.
+TOLERANCE = 1e-9
+
+
+def close(one, other):
+    assert torch.allclose(one, other, rtol=TOLERANCE, atol=TOLERANCE * float(other.abs().max()))
+
+
+def weights_of(trainer):
+    return {name: values.requires_grad_() for name, values in assemble([(state(trainer),)], 0).items()}
+
+
+def expected_loss(weights, config, batch, step, rows):
+    """The loss of a step by hand: noise and steps of the noise are those that are drawn for each place."""
+    x, said = batch.tokens, noise.drawn(tuple(batch.tokens.shape), rows, 0, step, 4)
+    share = torch.cumprod(1 - torch.linspace(1e-4, 0.02, 1000, dtype=torch.float64), 0)[said.steps].view(-1, 1, 1, 1)
+    noisy = share.sqrt() * x + (1 - share).sqrt() * said.noise.double()
+    classes = torch.where(said.untold, config["num_embeds_ada_norm"], batch.targets)
+    found = by_hand(weights, config, noisy, said.steps, classes)
+    return (found[:, : config["in_channels"]] - said.noise.double()).square().mean()
+
+
+@pytest.mark.parametrize("over", [{}, {"out_channels": 3}, {"attention_bias": True, "num_layers": 3}], ids=str)
+def test_a_diffusion_transformer_is_its_authors_formulas_to_the_last_gradient(over):
+    config = IMAGES | over
+    trainer = begun(model(config), "dp1 mb4")
+    weights = weights_of(trainer)
+    assert sum(w.numel() for w in weights.values()) + 16 * 32 == model(config).num_params  # and a table of 16 places
+    found = []
+    trainer.before_update.append(
+        lambda: found.extend((plain(h.parameter), h.start, h.stop, h.gradient.clone()) for h in trainer.optimizer.held)
+    )
+    loss = expected_loss(weights, config, samples(0), 0, torch.arange(4))
+    loss.backward()
+    assert trainer.step(samples(0)).loss == pytest.approx(loss.item(), rel=TOLERANCE)
+    gradients = assemble([(found,)], 0)
+    assert gradients.keys() == weights.keys()
+    for name, gradient in gradients.items():
+        close(gradient, weights[name].grad)
+
+
+@cache
+def alone(family, steps=3):
+    losses, held = launch_kept(1, trained, *CONFIGS[family], "dp1 mb4", steps)[0]
+    return losses, assemble([(held,)], 0)
+
+
+CONFIGS = {"images": (IMAGES, TRAIN), "videos": (VIDEOS, FILM)}
+PLANS = {
+    "images": [
+        *("dp2 mb2", "dp2 mb1 zero1", "dp2 mb2 zero2", "dp2 mb1 fsdp", "dp1 mb1 full", "dp1 pp2 mb2 1f1b"),
+        *("dp1 pp2 mb1 gpipe full", "dp1 pp2 mb1 zb-h1", "dp1 tp2 mb2", "dp1 tp2 mb2 nosp selective"),
+        *("dp1 tp2 pp2 mb2", "dp1 cp2 mb2", "dp1 cp2 allgather mb4", "dp1 cp2 ulysses mb2 full"),
+        *("dp1 cp4 ulysses2 mb2", "cp2 tp2 dp2 mb1 zero1"),
+    ],
+    "videos": [
+        *("dp2 mb2", "dp1 cp2 mb2", "dp1 cp2 ulysses mb4", "dp1 cp4 allgather mb2", "dp1 cp2 dsp mb2"),
+        *("dp1 cp4 dsp mb1 full", "dp1 cp2 dsp pp2 mb2", "cp2 dsp dp2 mb1 fsdp", "dp1 cp2 tp2 dsp nosp mb2"),
+        "dp1 tp2 pp2 mb2 selective",
+    ],
+}
+
+
+@pytest.mark.parametrize(("family", "text"), [(family, text) for family, some in PLANS.items() for text in some])
+def test_every_plan_is_one_process(family, text):
+    losses, expected = alone(family)
+    config, train = CONFIGS[family]
+    plan = parse(text)
+    ranks = plan.layout.num_ranks
+    assert not unexecutable(plan.on(ranks), model(config), train)
+    assert not check(plan.on(ranks), model(config), mw.load_cluster(f"{ranks}xh100"), train)
+    found = launch_kept(ranks, trained, config, train, text, 3)
+    for mine, _ in found:
+        assert mine == pytest.approx(losses, rel=TOLERANCE)
+    held = assemble([(one,) for _, one in found], 0)
+    assert held.keys() == expected.keys()
+    for name, tensor in held.items():
+        close(tensor, expected[name])
