@@ -85,8 +85,10 @@ def wave(numbers, width, *, cosines_first):
     return torch.cat(both if cosines_first else both[::-1], 1)
 
 
-def by_hand(weights, config, noisy, steps, classes):
-    """The output [b, out_channels, 8, 8] of the formulas in facebookresearch/DiT's models.py, of published weights."""
+def by_hand(weights, config, noisy, steps, classes, mix=None):
+    """The output [b, out_channels, 8, 8] of the formulas in facebookresearch/DiT's models.py, of published weights;
+    `mix` stands in for a layer's attention, of its number, q, k and v [b, heads, s, d]."""
+    mix = mix or (lambda layer, *parts: F.scaled_dot_product_attention(*parts))
     w, h, heads = weights, config["num_attention_heads"] * config["attention_head_dim"], config["num_attention_heads"]
     x = F.conv2d(noisy, w["x_embedder.proj.weight"], w["x_embedder.proj.bias"], stride=2).flatten(2).transpose(1, 2)
     side = math.isqrt(x.shape[1])
@@ -107,7 +109,7 @@ def by_hand(weights, config, noisy, steps, classes):
     for i in range(config["num_layers"]):
         six = linear(f"blocks.{i}.adaLN_modulation.1", F.silu(c)).chunk(6, 1)
         q, k, v = linear(f"blocks.{i}.attn.qkv", modulated(x, six[0], six[1])).unflatten(-1, (3, heads, -1)).unbind(2)
-        mixed = F.scaled_dot_product_attention(*(y.transpose(1, 2) for y in (q, k, v))).transpose(1, 2).flatten(2)
+        mixed = mix(i, *(y.transpose(1, 2) for y in (q, k, v))).transpose(1, 2).flatten(2)
         x = x + six[2][:, None] * linear(f"blocks.{i}.attn.proj", mixed)
         inner = F.gelu(linear(f"blocks.{i}.mlp.fc1", modulated(x, six[3], six[4])), approximate="tanh")
         x = x + six[5][:, None] * linear(f"blocks.{i}.mlp.fc2", inner)

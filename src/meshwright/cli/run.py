@@ -19,6 +19,7 @@ from meshwright.cli.run_adapters import EXPORTS, adapted, reported, weights_of
 from meshwright.cli.run_data import not_there, opened, share_held_out, wrong_samples
 from meshwright.cli.run_feeding import batch_seconds, waits, wrong_workers
 from meshwright.cli.run_graph import is_graph_run, run_graph
+from meshwright.cli.run_images import run_images
 from meshwright.cli.run_linked import contradictions, on_links, over
 from meshwright.cli.run_options import (
     DATA,
@@ -74,6 +75,8 @@ def _run(argv: list[str]) -> int:
     given, wrong = options.read(RunOptions, argv, command="run", description=DESCRIPTION)
     if is_graph_run(given):
         return run_graph(given, wrong)
+    if given.denoise:
+        return run_images(given, wrong)
     job, predicted = _read(given, wrong)
     from meshwright.run import launch, loop
     from meshwright.sync.policy import read

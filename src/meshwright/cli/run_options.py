@@ -13,8 +13,9 @@ process a rank is started on this machine (on the CPU with gloo, or a GPU each w
 its processes are joined. With --link every rank has an emulated host of its own on this machine (meshwright emulate),
 trains for real over links of that rate and delay, and is predicted for them. Ctrl-C or SIGTERM finishes the step, saves
 a checkpoint in --out and ends with exit code 0. A model of a graph is trained on a file of edges, --data EDGES
-(meshwright explain graph_model), a classifier of images on labelled ones: FILE.npz with images and labels, CIFAR's
-binary files or MNIST's.
+(meshwright explain graph_model), a classifier of images or a diffusion transformer on labelled ones: FILE.npz with
+images and labels, CIFAR's binary files or MNIST's. With --denoise in place of --train a diffusion transformer makes
+images from --weights, and the images of a plan that does not wait are compared with those of one that does.
 
 Exit code 0: trained, or ended on request; 1: a process died or the loss was not a number; 2: the question is wrong."""
 DATA = "--data FILE, a text file, a .jsonl file, a folder of them or the word sample; or labelled images, FILE.npz"
@@ -55,6 +56,9 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     on: options.text("CLUSTER", "What the plan is for: 64xh100, a catalog name or a .toml file.") = ""
     train: options.text("WORKLOAD", "batch=SEQUENCES,seq=TOKENS and more: meshwright explain workload.") = ""
     plan: options.text("PLAN", "Words such as 'tp2 dp2 zero1', or a .toml file: meshwright explain plan.") = ""
+    denoise: options.text(
+        "IMAGES", "Make images with --weights of a diffusion transformer in place of training: images=4,size=256."
+    ) = ""
     framework: options.text("NAME", "Whose host and memory costs predict: meshwright catalog frameworks.") = ""
     data: options.text(
         "PATH",

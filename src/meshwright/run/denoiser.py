@@ -76,20 +76,19 @@ class DenoiserEmbedding(nn.Module):
         shared, spec = self.shared, self.spec
         found = noise.drawn(tuple(p.tokens.shape), p.rows, shared.seed, p.step, shared.train.global_batch)
         told = torch.where(found.untold, max(0, spec.classes - 1), p.targets)
-        return self.entered(noise.noisy(p.tokens, found), found.steps, told, p.positions)
+        cut = noise.patches(noise.noisy(p.tokens, found), spec.patch)
+        return self.entered(cut[:, p.positions], found.steps, told, p.positions)
 
     def entered(
-        self, samples: torch.Tensor, steps: torch.Tensor, classes: torch.Tensor, tokens: torch.Tensor
+        self, cut: torch.Tensor, steps: torch.Tensor, classes: torch.Tensor, tokens: torch.Tensor
     ) -> torch.Tensor:
-        """Hidden states [1 + s, b, hidden] of noisy samples, in these steps [b] of their noise and of these classes
-        [b]; ``tokens`` int64 [s] are those of a sequence that this rank has."""
+        """Hidden states [1 + s, b, hidden] of patches [b, s, channels, side, side] of noisy samples, in these steps [b]
+        of their noise and of these classes [b]; ``tokens`` int64 [s] are their numbers in a sequence."""
         shared, spec, kind = self.shared, self.spec, self.patches.weight.dtype
-        cut = noise.patches(samples, spec.patch)
-        mine = shared.my_shard(tokens)
-        count = cut.shape[1] // max(1, shared.train.frames)
-        table = noise.positions(count, shared.model.hidden).to(samples.device)
-        x = self.patches(cut[:, mine].flatten(2).transpose(0, 1).to(kind))
-        x = x + table[mine % count].to(kind).unsqueeze(1)
+        count = shared.train.seq_len // max(1, shared.train.frames)
+        table = noise.positions(count, shared.model.hidden).to(cut.device)
+        x = self.patches(shared.my_shard(cut.flatten(2).transpose(0, 1)).to(kind))
+        x = x + table[shared.my_shard(tokens) % count].to(kind).unsqueeze(1)
         written = noise.waves(steps, spec.frequencies, cosines_first=True).to(kind)
         told = self.steps[1](F.silu(self.steps[0](written)))
         if self.classes is not None:

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import torch
 
-from meshwright.spec.diffusion import Denoised
+from meshwright.spec.diffusion import NOISE_STEPS, Denoised
 
-#: Steps of the noise, and its variance in the first and in the last of them.
-NOISE_STEPS, FIRST, LAST = 1000, 1e-4, 0.02
+#: The variance of the noise in its first step and in its last.
+FIRST, LAST = 1e-4, 0.02
 #: Samples of which the class is not told while a model is trained, so that it also learns what all samples have in
 #: common (classifier-free guidance, Ho and Salimans, 2207.12598; the share is DiT's).
 UNTOLD = 0.1

@@ -11,6 +11,8 @@ import msgspec
 
 #: Pixels along a side of one latent: the autoencoder of latent diffusion (Rombach et al., 2112.10752), as DiT uses it.
 LATENT_PIXELS = 8
+#: Steps of the noise that such a model learns to find (Ho et al. 2020, 2006.11239, section 4).
+NOISE_STEPS = 1000
 
 
 class Latents(msgspec.Struct, frozen=True, kw_only=True):

@@ -242,7 +242,7 @@ def _normalised(meta: LabelledMeta, model: Model, place: str) -> list[Diagnostic
 
 def _labels(labels: NDArray[Any], model: Model, place: str) -> list[Diagnostic]:
     """D013 for labels that are no classes of a model, or no values."""
-    latents, why, tells = isinstance(model.embedding, Latents), ""
+    latents, why = isinstance(model.embedding, Latents), ""
     rows = max(1, model.embedding.classes) - 1 if latents else model.head.rows
     if latents and not rows:
         return []
