@@ -15,7 +15,7 @@ from meshwright.answer.denoising import predict_denoising
 from meshwright.cli import main
 from meshwright.errors import MeshwrightError
 from meshwright.plan import parse
-from meshwright.plan.denoisers import unexecutable_images
+from meshwright.plan.image_making import unexecutable_images
 from meshwright.run import noise
 from meshwright.run.images import GUIDANCE, ImagesJob, make
 from meshwright.run.weights import open_weights, save_weights

@@ -75,7 +75,7 @@ def _unread(given: RunOptions) -> list[Diagnostic]:
 def _predicted(model: Any, cluster: Any, denoise: Any, costs: Any, plan: Any) -> DenoisingPrediction:
     """The prediction, once nothing keeps the plan from being run."""
     from meshwright.answer.denoising import predict_denoising
-    from meshwright.plan.denoisers import unexecutable_images
+    from meshwright.plan.image_making import unexecutable_images
 
     found = predict_denoising(model, cluster, denoise, plan, costs=costs)
     if wrong := unexecutable_images(found.plan, model, denoise):

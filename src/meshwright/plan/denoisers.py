@@ -8,8 +8,7 @@ from math import isqrt
 from meshwright.errors import Diagnostic
 from meshwright.plan.facets.feedback import CHAIN
 from meshwright.plan.record import Plan
-from meshwright.spec.denoise import Denoise
-from meshwright.spec.diffusion import NOISE_STEPS, Denoised, Latents
+from meshwright.spec.diffusion import Denoised, Latents
 from meshwright.spec.layers import Dense
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
@@ -89,26 +88,3 @@ def _workload(model: Model, train: Train) -> Iterator[Diagnostic]:
         message = f"{train.seq_len} tokens are no {'frames of ' if film else ''}square images of patches"
         help = f"say seq={side**2 * max(1, train.frames)}: {side} x {side} patches of {model.embedding.patch}"
         yield _bad("P033", f"{name}: {message}", f"seq={train.seq_len}", help)
-
-
-def unexecutable_images(plan: Plan, model: Model, denoise: Denoise) -> list[Diagnostic]:
-    """Return everything that keeps a plan whose images are predicted from making them."""
-    from meshwright.plan.executable import unexecutable
-    from meshwright.spec import naming
-
-    if not naming.denoises(model):
-        message = f"{model.name} is predicted, and makes no images: its feature maps have no modules"
-        return [_bad("P030", message, f"model {model.name}", "a diffusion transformer, such as dit-xl-2-256")]
-    found = unexecutable(plan, model, denoise.train(model))
-    if denoise.steps > NOISE_STEPS:
-        message = f"{denoise.steps:,} steps, and the noise has {NOISE_STEPS:,}"
-        found.append(_bad("P033", message, f"--denoise steps={denoise.steps}", f"say steps={NOISE_STEPS} or fewer"))
-    if denoise.guidance and not model.embedding.classes:
-        message = f"guidance needs classes, and {model.name} knows none"
-        found.append(_bad("P033", message, "--denoise guidance=yes", "say guidance=no"))
-    if model.embedding.frames and not plan.denoising.exact:
-        said = f"stale={plan.denoising.stale}" if plan.denoising.stale != "none" else f"halo={plan.denoising.halo:g}"
-        if said != "stale=stages":
-            message = f"{said} of videos is priced and not run: ranks share frames there, and no patches"
-            found.append(_bad("P033", message, f"plan.denoising {said}", "drop it"))
-    return found

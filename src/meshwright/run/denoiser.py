@@ -157,7 +157,7 @@ class DenoiserHead(nn.Module):
         self.out = WholeLinear(shared, "final_layer.linear", (self.spec.inner, hidden), init=AT_FIRST)
 
     def found(self, x: torch.Tensor) -> torch.Tensor:
-        """What the model writes of each token, [s, b, numbers of a patch]: the noise, and whatever else it tells."""
+        """The output for each token, [s, b, numbers of a patch]: the noise, and whatever else the model tells."""
         told, x = x[0], x[1:]
         return self.out(modulated(x, *self.modulation(F.silu(told)).chunk(2, dim=-1)))
 

@@ -55,8 +55,9 @@ class ImagesJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Made(NamedTuple):
-    """Images that were made: this rank's patches [images, s, channels, side, side] behind every step, or behind the
-    last where none are compared, [] where the rank has none; seconds of the steps together and the most bytes that a rank sent to others' attention in a step."""
+    """Images that were made: this rank's ``patches`` [images, s, channels, side, side] behind every step, or behind the
+    last where none are compared, [] where the rank has none; seconds of all steps together, and the most bytes that a
+    rank sent to others' attention in a step."""
 
     patches: list[torch.Tensor]
     seconds: float

@@ -24,7 +24,7 @@ UNTOLD = 0.1
 SLOWEST = 10_000.0
 
 
-class Drawn(NamedTuple):
+class NoiseDraws(NamedTuple):
     """The draws of some samples: ``steps`` int64 [b] of the noise, the ``noise`` in the shape of the samples in fp32,
     and bool [b] of whose class is not told."""
 
@@ -39,8 +39,8 @@ def kept() -> torch.Tensor:
     return (1 - torch.linspace(FIRST, LAST, NOISE_STEPS, dtype=torch.float64)).cumprod(0)
 
 
-def drawn(shape: tuple[int, ...], rows: torch.Tensor, seed: int, step: int, batch: int) -> Drawn:
-    """What is drawn for samples of a shape [b, ...], whose places in a global batch of `batch` are `rows` int64 [b].
+def drawn(shape: tuple[int, ...], rows: torch.Tensor, seed: int, step: int, batch: int) -> NoiseDraws:
+    """The draws for samples of a shape [b, ...], whose places in a global batch of `batch` are `rows` int64 [b].
     Where nothing is trained (`step` below 0) classes are told, and steps of the noise lie evenly over all of them."""
     steps, noise, untold = [], [], []
     for row in rows.tolist():
@@ -49,14 +49,14 @@ def drawn(shape: tuple[int, ...], rows: torch.Tensor, seed: int, step: int, batc
         steps.append(torch.randint(NOISE_STEPS, (), generator=generator))
         untold.append(torch.rand((), generator=generator) < UNTOLD)
         noise.append(torch.randn(shape[1:], generator=generator))
-    found = Drawn(*(torch.stack(some).to(rows.device) for some in (steps, noise, untold)))
+    found = NoiseDraws(*(torch.stack(some).to(rows.device) for some in (steps, noise, untold)))
     if step >= 0:
         return found
     even = (2 * (rows % batch) + 1) * NOISE_STEPS // (2 * batch)
     return found._replace(steps=even, untold=torch.zeros_like(found.untold))
 
 
-def noisy(samples: torch.Tensor, found: Drawn) -> torch.Tensor:
+def noisy(samples: torch.Tensor, found: NoiseDraws) -> torch.Tensor:
     """Samples with the noise of their steps, in 32 bits at least."""
     kind = torch.promote_types(samples.dtype, torch.float32)
     share = kept().to(samples.device)[found.steps].view(-1, *(1,) * (samples.dim() - 1))

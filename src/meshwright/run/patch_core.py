@@ -19,7 +19,7 @@ from meshwright.run.self_attention import HeadsCore
 
 
 class Travelling(NamedTuple):
-    """What is on its way: the ``works`` to wait for, what arrives, by rank, and what must stay until it has left."""
+    """Messages on their way: the ``works`` to wait for, what arrives, by rank, and what must stay until it has left."""
 
     works: tuple[dist.Work, ...]
     arrives: dict[int, torch.Tensor]
