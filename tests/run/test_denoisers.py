@@ -3,13 +3,17 @@ plans that divide their work."""
 
 from functools import cache
 
+import msgspec
+import numpy as np
 import pytest
 import torch
 
 import meshwright as mw
+from meshwright.errors import MeshwrightError
 from meshwright.plan import check, parse
 from meshwright.plan.executable import unexecutable
-from meshwright.run import noise
+from meshwright.run import data, noise
+from meshwright.run.data import tokenizer
 from tests.run.denoisers import FILM, IMAGES, TRAIN, VIDEOS, begun, by_hand, model, samples, state, trained
 from tests.run.processes import launch_kept
 from tests.run.small import assemble, plain
@@ -92,3 +96,71 @@ def test_every_plan_is_one_process(family, text):
     assert held.keys() == expected.keys()
     for name, tensor in held.items():
         close(tensor, expected[name])
+
+
+REFUSED = {
+    "dp1 mb4 portions=2 full": (TRAIN, IMAGES, "not cut in portions"),
+    "dp1 cp2 tp2 dsp mb4": (FILM, VIDEOS, "say nosp"),
+    "dp4 mb1 sync=ddm": (TRAIN, IMAGES, "heads or paths are of text"),
+    "dp4 mb1 sync=fedavg:h=2": (TRAIN, IMAGES, "clients of a server"),
+    "dp1 mb4 compile=yes": (TRAIN, IMAGES, "compile=yes in the dit family"),
+    "dp1": (msgspec.structs.replace(TRAIN, seq_len=18), IMAGES, "say seq=16"),
+    "dp2": (msgspec.structs.replace(FILM, frames=0), VIDEOS, "say frames=4"),
+    "dp4": (msgspec.structs.replace(TRAIN, frames=4), IMAGES, "drop frames="),
+    "dp2 mb1": (msgspec.structs.replace(TRAIN, dropout=True), IMAGES, "its authors train without"),
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_what_is_not_done_with_noisy_samples_is_refused(text):
+    train, config, said = REFUSED[text]
+    plan = parse(text)
+    found = unexecutable(plan.on(plan.layout.num_ranks), model(config), train)
+    assert any(said in f"{one.message} {one.help}" for one in found), found
+
+
+def opened(folder, of, train, **arrays):
+    np.savez(folder / "some.npz", **arrays)
+    built = data.build(str(folder / "some.npz"), tokenizer.Bytes(), folder / "cache")
+    return data.load(built, train, vocab=of.vocab, model=of, seed=3)
+
+
+DRAWN = np.random.default_rng(0)
+PIXELS = DRAWN.integers(0, 256, (8, 8, 8, 3), np.uint8)
+FRAMES = DRAWN.integers(0, 256, (8, 4, 8, 8, 3), np.uint8)
+
+
+def test_images_and_videos_are_read_as_their_patches_are(tmp_path):
+    labels = np.arange(8) % 5
+    images = opened(tmp_path, model(), TRAIN, images=PIXELS, labels=labels).batch(0)
+    assert images.tokens.shape == (4, 3, 8, 8) and float(images.tokens.abs().max()) <= 1
+    films = opened(tmp_path, model(VIDEOS), FILM, images=FRAMES, labels=labels).batch(0)
+    assert films.tokens.shape == (4, 4, 3, 8, 8)
+    cut = noise.patches(films.tokens, 2)
+    assert cut.shape == (4, 64, 3, 2, 2) and torch.equal(noise.whole(cut, 2, 4), films.tokens)
+    assert torch.equal(cut[:, 17], films.tokens[:, 1, :, :2, 2:4])  # of the second frame the second place
+
+
+@pytest.mark.parametrize(
+    ("config", "train", "arrays", "said"),
+    [
+        (IMAGES, TRAIN, {"images": PIXELS, "labels": np.arange(8)}, "there is a label 7, and small knows 5 classes"),
+        (IMAGES, TRAIN, {"images": PIXELS[:, :4, :4], "labels": np.zeros(8, int)}, "seq=16 of patches of 2"),
+        (VIDEOS, FILM, {"images": PIXELS, "labels": np.zeros(8, int)}, "reads 4 frames of 3 channels"),
+    ],
+    ids=["label", "size", "frames"],
+)
+def test_samples_that_do_not_fit_are_one_error(config, train, arrays, said, tmp_path):
+    with pytest.raises(MeshwrightError, match="D013") as error:
+        opened(tmp_path, model(config), train, **arrays)
+    assert said in str(error.value)
+
+
+def test_held_out_samples_have_the_same_noise_in_every_step_and_steps_over_all_of_it():
+    rows = torch.arange(4)
+    one, other = (noise.drawn((4, 3, 8, 8), rows, seed, -1, 4) for seed in (0, 7))
+    assert torch.equal(one.noise, other.noise) and one.steps.tolist() == [125, 375, 625, 875]
+    assert not one.untold.any()
+    many = noise.drawn((2000, 1), torch.arange(2000), 0, 5, 2000)
+    assert 0.08 < float(many.untold.double().mean()) < 0.12
+    assert abs(float(many.noise.mean())) < 0.1 and 450 < float(many.steps.double().mean()) < 550

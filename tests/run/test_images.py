@@ -197,7 +197,8 @@ def test_the_command_writes_images_as_data_are_read(tmp_path, capsys):
     words += ["--device", "cpu", "--plan", "dp1", "--dtype", "fp32", "--weights", weights("images")]
     assert main([*words, "--json", "--out", str(tmp_path / "made.npz")]) == 0
     assert json.loads(capsys.readouterr().out)["seconds"] > 0
-    found = np.load(tmp_path / "made.npz")
+    with np.load(tmp_path / "made.npz") as file:
+        found = dict(file)
     assert found["images"].shape == (3, 3, 8, 8) and found["labels"].tolist() == [0, 1, 2]
     with pytest.raises(MeshwrightError) as error:
         from meshwright.cli.run import run

@@ -94,7 +94,8 @@ def _another(folder: Path, model: Model | None, place: str) -> MeshwrightError:
     if (folder / labelled.META).is_file():
         message, help = f"the data are labelled samples, and {name} reads text", "name a text, or a model of images"
     else:
-        message, help = f"{name} reads labelled samples, and the data are text", "name a .npz file with labels"
+        does = "classifies" if naming.classifies(model) else "finds the noise in"
+        message, help = f"{name} {does} labelled samples, and the data are text", "name a .npz file with labels"
     return MeshwrightError.one("D013", message, place=place, help=help)
 
 
