@@ -99,7 +99,7 @@ def test_every_plan_is_one_process(family, text):
 
 
 REFUSED = {
-    "dp1 mb4 portions=2 full": (TRAIN, IMAGES, "not cut in portions"),
+    "dp1 mb4 recompute_portions=2 full": (TRAIN, IMAGES, "not cut in portions"),
     "dp1 cp2 tp2 dsp mb4": (FILM, VIDEOS, "say nosp"),
     "dp4 mb1 sync=ddm": (TRAIN, IMAGES, "heads or paths are of text"),
     "dp4 mb1 sync=fedavg:h=2": (TRAIN, IMAGES, "clients of a server"),

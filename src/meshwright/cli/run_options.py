@@ -96,7 +96,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     schedule: options.text("WAY", "How it comes down: cosine, linear, or wsd (over the last tenth of the steps).") = ""
     min_lr: options.text("SHARE", "What is left of the learning rate at --decay; 0.1 if left out.") = ""
     weight_decay: options.text(
-        "RATE", "Weight decay of matrices, decoupled in AdamW; 0.1 if left out, 0.0001 of classifiers."
+        "RATE", "Weight decay of matrices, decoupled in AdamW; 0.1 if left out, 0.0001 of classifiers, 0 of DiT."
     ) = ""
     betas: options.text("B1,B2", "Decay of the first and second moment; 0.9,0.95 if left out.") = ""
     keep: options.text("COUNT", "Newest checkpoints that are kept; 2 if left out.") = ""
