@@ -251,6 +251,8 @@ class StageLine:
 
     def __init__(self, rank: ImageRank):
         self.rank, self.pp = rank, rank.mesh["pp"]
+        #: What flows onward and what comes back never queue behind each other.
+        self.onward, self.back = rank.mesh["pp_forward_up"].handle, rank.mesh["pp_backward_down"].handle
         #: What the stage before has left in the step before.
         self.held: torch.Tensor | None = None
         self.left: list[tuple[dist.Work, torch.Tensor]] = []
@@ -270,9 +272,9 @@ class StageLine:
             return out
         if not rank.last:
             if not (late and last):  # else nobody reads it
-                self._send(out, pp.index + 1)
+                self._send(out, pp.index + 1, self.onward)
         else:
-            self._send(out, 0)
+            self._send(out, 0, self.back)
         return self._found() if rank.first else None
 
     def _arrived(self, late: bool, last: bool) -> torch.Tensor:
@@ -292,19 +294,19 @@ class StageLine:
 
     def _receive(self) -> torch.Tensor:
         out = self._hidden()
-        dist.recv(out, self.pp.ranks[self.pp.index - 1], group=self.pp.handle)
+        dist.recv(out, self.pp.ranks[self.pp.index - 1], group=self.onward)
         return out
 
     def _found(self) -> torch.Tensor:
         rank, spec = self.rank, self.rank.job.model.embedding
         sizes = (len(rank.told), len(rank.tokens), spec.channels, spec.patch, spec.patch)
         out = torch.empty(sizes, dtype=rank.kind, device=rank.mesh.device)
-        dist.recv(out, self.pp.ranks[-1], group=self.pp.handle)
+        dist.recv(out, self.pp.ranks[-1], group=self.back)
         return out
 
-    def _send(self, out: torch.Tensor, to: int) -> None:
+    def _send(self, out: torch.Tensor, to: int, group: dist.ProcessGroup) -> None:
         out = out.contiguous()
-        self.left.append((dist.isend(out, self.pp.ranks[to], group=self.pp.handle), out))
+        self.left.append((dist.isend(out, self.pp.ranks[to], group=group), out))
         while len(self.left) > 2:
             self.left.pop(0)[0].wait()
 
@@ -316,6 +318,8 @@ class StageLine:
 
 
 def meet(place: mesh.ProcessMesh) -> None:
-    """Wait for all ranks."""
+    """Wait for all ranks, and for what a device is still to do."""
+    if place.device.type == "cuda":
+        torch.cuda.synchronize(place.device)
     if not place["world"].alone:
         dist.barrier(group=place["world"].handle)
