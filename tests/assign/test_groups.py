@@ -125,3 +125,21 @@ def test_documents_beyond_the_largest_group_and_empty_batches():
 
 def test_the_words_of_a_plan_are_the_methods():
     assert set(GROUPS) == {"static", *group_methods()}
+
+
+def test_a_pipeline_fills_with_its_costliest_round_and_begins_and_ends_with_its_cheapest():
+    # one rank, no exchange: a document of n tokens takes n seconds
+    hand = GroupCosts(degrees=(1,), start_s=(0.0,), token_s=(1.0,), pair_s=(0.0,))
+    lengths = np.array([4, 9, 5, 8])
+    one = GroupProblem(lengths=lengths, ranks=1, capacity=9, costs=hand)
+    assert one.step_s([4.0, 9.0, 5.0, 8.0]) == 26.0
+    piped = GroupProblem(lengths=lengths, ranks=1, capacity=9, costs=hand, stages=3)
+    assert piped.step_s([4.0, 9.0, 5.0, 8.0]) == 26.0 + 2 * 9.0
+    found = form_groups("bytescale", piped)
+    # 4 and 5 tokens fill a row of 9
+    assert sorted(int(lengths[list(g.documents)].sum()) for (g,) in found.rounds) == [8, 9, 9]
+    assert [int(lengths[list(g.documents)].sum()) for (g,) in found.rounds] == [8, 9, 9]
+    assert found.value == 26.0 + 2 * 9.0 and found.bound == 26.0 + 2 * 9.0
+    four = GroupProblem(lengths=np.array([6, 9, 7, 8]), ranks=1, capacity=9, costs=hand, stages=3)
+    rounds = form_groups("bytescale", four).rounds
+    assert [int(four.lengths[g.documents[0]]) for (g,) in rounds] == [6, 8, 9, 7]

@@ -156,11 +156,15 @@ def test_packed_rows_train_alike_under_every_axis(model, plan, pack, folder):
         ("gpt", "cp2 dp2 fsdp mb1 ulysses groups=bytescale", "balanced", {1, 2}),
         ("llama", "cp2 dp2 fsdp mb1 ring groups=zeppelin full", "packed", {1, 2, 4}),
         ("experts", "tp2 cp2 dp1 fsdp mb1 allgather groups=bytescale selective", "padded", {1, 2}),
-        ("tied", "cp2 dp2 zero1 mb1 ring groups=flexsp", "packed", {2}),
+        ("tied", "cp2 dp2 zero1 mb1 ring groups=flexsp", "packed", {1, 2}),
+        ("llama", "pp2 cp2 dp1 fsdp mb1 ring groups=bytescale", "padded", {2}),
+        ("experts", "pp2 tp2 cp2 dp1 zero1 mb1 ring groups=flexsp", "packed", {1, 2}),
+        ("gpt", "pp2 cp2 dp1 fsdp mb1 ulysses groups=flexsp gpipe full", "balanced", {1, 2}),
+        ("tied", "pp2 cp2 dp2 zero1 mb1 allgather groups=zeppelin zb-h1", "packed", {1, 2, 4}),
     ],
 )
 def test_documents_train_alike_in_groups_that_are_formed_for_the_batch(model, plan, pack, sizes, folder):
-    said = parse_plan(plan).on(4)
+    said = parse_plan(plan)
     found = GroupRows(said, MODELS[model](), parse(f"batch=8,seq=32,pack={pack}"), alone_mesh(), GROUP_COSTS)
     formed = found.formed(corpus(folder, pack, 1).batch(2), ranks=said.layout.dp * said.layout.cp)
     assert set(formed.degrees) == sizes and len(formed.rounds) > 1

@@ -32,7 +32,9 @@ def few_draws(monkeypatch):
     monkeypatch.setattr(draws, "LEAST", 6)
 
 
-@pytest.mark.parametrize("words", ["fsdp mb1", "dp8 zero1 mb1 full", "tp2 dp4 fsdp mb1"])
+@pytest.mark.parametrize(
+    "words", ["fsdp mb1", "dp8 zero1 mb1 full", "tp2 dp4 fsdp mb1", "pp2 dp4 zero1 mb1", "pp4 dp2 fsdp mb1 gpipe full"]
+)
 @pytest.mark.parametrize("method", ["flexsp", "bytescale"])
 def test_documents_of_one_length_that_fit_a_rank_are_the_plain_step(words, method):
     # a document for every rank in every round is what data parallelism does
@@ -43,12 +45,14 @@ def test_documents_of_one_length_that_fit_a_rank_are_the_plain_step(words, metho
     assert found.steps_s == pytest.approx(plain.steps_s, rel=1e-9)
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "ulysses", "allgather"])
-def test_one_document_for_all_ranks_is_the_plain_step_of_context_parallelism(algorithm):
-    words, train = f"cp8 dp1 zero1 mb1 {algorithm}", "batch=4,seq=32768,lengths=32768"
+@pytest.mark.parametrize(
+    ("words", "size"), [("cp8 ring", 8), ("cp8 ulysses", 8), ("cp8 allgather", 8), ("pp2 cp4 ring", 4)]
+)
+def test_one_document_for_all_ranks_is_the_plain_step_of_context_parallelism(words, size):
+    words, train = f"{words} dp1 zero1 mb1", "batch=4,seq=32768,lengths=32768"
     plain = simulate_batches(*asked(words, train))
     found = simulate_groups(*asked(f"{words} groups=bytescale", train))
-    assert found.groups.sizes == {8: 4.0}
+    assert found.groups.sizes == {size: 4.0}
     assert found.steps_s == pytest.approx(plain.steps_s, rel=1e-9)
 
 
@@ -91,11 +95,11 @@ def test_an_answer_says_its_groups_and_sums_to_the_mean():
 
 
 def test_plans_whose_groups_cannot_be_formed_are_refused_all_at_once():
-    plan, model, cluster, _, _ = asked("pp2 cp2 dp2 ulysses2 groups=zeppelin", SKEWED)
+    plan, model, cluster, _, _ = asked("pp2 vpp2 cp4 dp1 ulysses2 sync=diloco:h=4 groups=zeppelin", SKEWED)
     with pytest.raises(MeshwrightError) as refused:
         predict(model, cluster, parse("batch=16,seq=16384"), plan)
     said = [d.message for d in refused.value.diagnostics if d.code == "P060"]
     assert len(said) == 4
     assert all(
-        any(word in one for one in said) for word in ("sequences are whole", "pp=2", "ulysses2", "round to round")
+        any(word in one for one in said) for word in ("sequences are whole", "interleaved", "ulysses2", "same step")
     )

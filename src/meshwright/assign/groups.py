@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 #: Files of this package with ways of forming groups.
 FILES = ("groups_apart", "groups_nested")
-#: Rounds beyond the fewest that are tried.
+#: Numbers of rounds beyond the fewest that are tried, one more at a time, in a pipeline as many as it has stages.
 MORE_ROUNDS = 3
 #: Changes that are tried to improve the groups of a batch.
 TRIES = 120
@@ -53,13 +53,20 @@ class GroupCosts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 class GroupProblem(msgspec.Struct, frozen=True, kw_only=True):
     """Documents of ``lengths`` int64 [N] for ``ranks`` ranks that hold ``capacity`` tokens each at a time.
-    ``together``: all ranks meet in every round (parameters are gathered for it); else when all rounds are over."""
+    ``together``: all ranks meet in every round (parameters are gathered for it); else when all rounds are over.
+    ``stages``: ranks of a pipeline that pass every round one after the other; costs are of one of them."""
 
     lengths: NDArray[np.int64]
     ranks: int
     capacity: int
     costs: GroupCosts
     together: bool = True
+    stages: int = 1
+
+    def step_s(self, rounds: NDArray[np.float64] | list[float]) -> float:
+        """Return the seconds of a step of rounds of so many: through a pipeline the costliest passes every stage, and
+        all others follow or go ahead."""
+        return float(sum(rounds)) + (self.stages - 1) * float(max(rounds, default=0.0))
 
     @property
     def least(self) -> NDArray[np.int64]:
@@ -82,11 +89,13 @@ Round = tuple[RankGroup, ...]
 
 class Grouped(msgspec.Struct, frozen=True, kw_only=True):
     """The groups of a batch, round by round. ``value`` is what all rounds take in seconds, by the problem's costs, and
-    ``bound`` what no groups take less than."""
+    ``bound`` what no groups take less than. ``waits``: ranks whose groups change from round to round are taken to wait
+    for the costliest of each round, also where nothing else makes all of them meet."""
 
     rounds: tuple[Round, ...]
     value: float
     bound: float
+    waits: bool = False
 
     @property
     def gap(self) -> float:
@@ -102,8 +111,8 @@ class Grouped(msgspec.Struct, frozen=True, kw_only=True):
 
 class GroupMethod(msgspec.Struct, frozen=True, kw_only=True):
     """A way of forming groups: ``words`` say how. ``form`` gives the groups of the documents (numbers) of one round, or
-    of all rounds at once where ranks meet at the end, () where they do not fit; ``nested``: a rank may be in several
-    groups of a round."""
+    of all rounds at once where groups keep their ranks for a step, () where they do not fit; ``nested``: a rank may be
+    in several groups of a round."""
 
     name: str
     words: str
@@ -132,27 +141,52 @@ def form_groups(name: str, problem: GroupProblem) -> Grouped:
         raise ValueError(f"a document of {lengths.max()} tokens, and {most} are the most that a group holds")
     if not len(lengths):
         return Grouped(rounds=(), value=0.0, bound=0.0)
-    fewest = max(1, -(-int(lengths.sum()) // (problem.ranks * problem.capacity)))
-    if not problem.together:
+    bound, rounds, value = least_seconds(problem), (), np.inf
+    if not (problem.together or method.nested):  # groups that keep their ranks for the whole step
         groups = method.form(problem, np.arange(len(lengths)))
         if method.improve is not None:
             groups = method.improve(problem, groups, TRIES)
         rounds = _queued(problem, groups)
-        value = max(sum(each) for each in _rank_seconds(problem, rounds).T.tolist())
-        return Grouped(rounds=rounds, value=value, bound=min(value, least_seconds(problem)))
-    order, best, found = np.argsort(-lengths, kind="stable"), np.inf, ()
-    for count in range(fewest, len(lengths) + 1):
+        value = max(problem.step_s(each) for each in _rank_seconds(problem, rounds).T.tolist())
+    met, met_s = _in_rounds(method, msgspec.structs.replace(problem, together=True), value)
+    if met_s < value:
+        return Grouped(rounds=met, value=met_s, bound=min(met_s, bound), waits=not problem.together)
+    return Grouped(rounds=rounds, value=value, bound=min(value, bound))
+
+
+def _in_rounds(method: GroupMethod, problem: GroupProblem, limit_s: float) -> tuple[tuple[Round, ...], float]:
+    """Form other groups for every round, at whose end all ranks meet, in as many rounds as are fastest; nothing is
+    looked for that takes longer than `limit_s`. Return the rounds and their seconds."""
+    lengths = problem.lengths
+    fewest = max(1, -(-int(lengths.sum()) // (problem.ranks * problem.capacity)))
+    best = np.inf if method.improve is not None else limit_s  # what takes longer may be improved
+    order, found = np.argsort(-lengths, kind="stable"), ()
+    for count in range(fewest, len(lengths) + problem.stages, problem.stages):
+        count = min(count, len(lengths))
         for parts in _parts(problem, order, count):
-            rounds = [method.form(problem, part) for part in parts]
-            value = sum(_round_seconds(problem, one) for one in rounds) if all(rounds) else np.inf
-            if value < best:
-                best, found = value, tuple(rounds)
-        if found and count >= fewest + MORE_ROUNDS:
+            rounds, seconds = [], []
+            for part in parts:
+                formed = method.form(problem, part)
+                rounds.append(formed)
+                seconds.append(_round_seconds(problem, formed) if formed else np.inf)
+                if not formed or problem.step_s(seconds) >= best:
+                    break
+            else:
+                best, found = problem.step_s(seconds), tuple(rounds)
+        if (found or best < np.inf) and count >= fewest + MORE_ROUNDS * problem.stages:
             break
     if method.improve is not None:
         found = tuple(method.improve(problem, one, TRIES // len(found)) for one in found)
-        best = sum(_round_seconds(problem, one) for one in found)
-    return Grouped(rounds=found, value=best, bound=min(best, least_seconds(problem)))
+        best = problem.step_s([_round_seconds(problem, one) for one in found])
+    return (_ordered(problem, found), best) if found else ((), np.inf)
+
+
+def _ordered(problem: GroupProblem, rounds: tuple[Round, ...]) -> tuple[Round, ...]:
+    """Return rounds in the order of a step: through a pipeline the cheapest first and last, while other stages wait."""
+    if problem.stages == 1:
+        return rounds
+    cheapest = sorted(rounds, key=lambda one: _round_seconds(problem, one))
+    return (*cheapest[::2], *cheapest[1::2][::-1])
 
 
 def _round_seconds(problem: GroupProblem, groups: Round) -> float:
@@ -228,10 +262,10 @@ def least_seconds(problem: GroupProblem) -> float:
     work = np.where(fits, each * degrees, np.inf).min(axis=1).sum() / problem.ranks
     alone = np.where(fits, each + start, np.inf).min(axis=1).max()
     rounds = max(1, -(-int(problem.lengths.sum()) // (problem.ranks * problem.capacity)))
-    first = float(start.min())
+    first, filled = float(start.min()), (problem.stages - 1) * float(alone)  # a pipeline fills with the costliest
     if not problem.together:
-        return max(float(work) + first, float(alone))
+        return max(float(work) + first, problem.stages * float(alone))
     # one round has the document that takes longest; the others at least a start or the floor each
-    return max(
+    return filled + max(
         float(work) + rounds * first, float(alone) + (rounds - 1) * max(costs.floor_s, first), rounds * costs.floor_s
     )

@@ -69,6 +69,7 @@ class GroupRows:
             capacity=capacity(self.plan, self.train),
             costs=self.costs,
             together=meets_in_rounds(self.plan),
+            stages=self.plan.layout.pp,
         )
         return form_groups(self.method, problem)
 

@@ -15,19 +15,20 @@ from meshwright.spec import naming
 from meshwright.spec.model import Model
 
 if TYPE_CHECKING:
+    from meshwright.run.parts import Pass
     from meshwright.run.trainer import Trainer
 
 
-def message_of(trainer: Trainer, stage: int) -> torch.Tensor:
+def message_of(trainer: Trainer, stage: int, p: Pass) -> torch.Tensor:
     """Return an empty buffer for what a stage makes of a microbatch: hidden states [s, b, hidden], of a diffusion
     transformer [1 + s, b, hidden], or, of a classifier, the maps [b, channels, height, width] or vectors [b, width]
-    behind its last layer."""
+    behind its last layer. Rows of groups of ranks have as many tokens as their pass."""
     model = trainer.model
     if naming.denoises(model):  # and what each sample is told of its step and class
         states = trainer.hidden_states()
         return states.new_empty((states.shape[0] + 1, *states.shape[1:]))
     if not naming.classifies(model):
-        return trainer.hidden_states()
+        return trainer.hidden_states(p.tokens.shape[1] if p.segments else 0)
     ends = sum(map(len, stage_layers(trainer.plan, model)[: stage + 1]))
     flow = model.flows[model.block(ends - 1).stream if ends else model.embedding.stream]
     if not flow.scale:  # vectors

@@ -91,7 +91,7 @@ class RankPipeline:
         mesh: ProcessMesh,
         stages: dict[int, Stage],
         *,
-        message: Callable[[int], torch.Tensor],
+        message: Callable[[int, Pass], torch.Tensor],
         blocking_sends: bool,
         due: np.ndarray,
         final: Callable[[int], None],
@@ -101,10 +101,10 @@ class RankPipeline:
         feedback: DirectFeedback | None = None,
     ):
         """`stages` are those this rank holds, by number; `message` makes an empty buffer of what flows behind a
-        stage; `due` bool [actions] are the passes after which gradients are reduced, and `final` is told the stage
-        before each. Where this is one of several pools, its first stage takes what the link `before` it brings and its
-        last stage gives to the one `after` it; of a `frozen` one there are forwards alone. `feedback`: the output's
-        error enters backwards."""
+        stage in a pass; `due` bool [actions] are the passes after which gradients are reduced, and `final` is told the
+        stage before each. Where this is one of several pools, its first stage takes what the link `before` it brings
+        and its last stage gives to the one `after` it; of a `frozen` one there are forwards alone. `feedback`: the
+        output's error enters backwards."""
         self.before, self.after, self.frozen = before, after, frozen
         self.feedback = None if frozen else feedback
         self.actions, self.mesh, self.stages = actions, mesh, stages
@@ -154,7 +154,7 @@ class RankPipeline:
 
     def _empty(self, forward: bool, key: Key) -> torch.Tensor:
         """A buffer for the message that a stage gets: what the one before it made, or the gradient of what it made."""
-        return self.message(key[0] - forward)
+        return self.message(key[0] - forward, self.passes[key[1]])
 
     def _error_channels(self, me: int) -> dict[tuple[bool, int], Channel]:
         orders: dict[int, list[Key]] = {}
@@ -201,8 +201,11 @@ class RankPipeline:
         self.queues: dict[Key, deque] = {}
         self.local: dict[tuple[bool, int, int], torch.Tensor] = {}
         self.errors: dict[int, torch.Tensor] = {}
+        self.passes = passes
         links = [link for link in (self.before, self.after) if link is not None]
-        loads = self.mesh.device.type == "cuda" and (not self.warm or passes[0].documents is not None)
+        loads = self.mesh.device.type == "cuda" and (
+            not self.warm or passes[0].documents is not None or bool(passes[0].segments)
+        )
         self.warm = True
         for channel in (*self.incoming.values(), *links):
             channel.begin(0 if loads else AHEAD)

@@ -248,11 +248,11 @@ class Trainer:
         params = self.schedule_params
         self.pipeline = self._pipeline(order(self.plan, self.plan.num_microbatches(batch), params))
 
-    def hidden_states(self) -> torch.Tensor:
-        """An empty buffer of a microbatch's hidden states, as stages send them."""
+    def hidden_states(self, tokens: int = 0) -> torch.Tensor:
+        """An empty buffer of a microbatch's hidden states, as stages send them; of one row of so many `tokens` here."""
         layout = self.plan.layout
-        length = self.shape.row_tokens // layout.cp // (layout.tp if layout.sp else 1)
-        sizes = (length, self.shape.together, self.model.hidden)
+        length = (tokens or self.shape.row_tokens // layout.cp) // (layout.tp if layout.sp else 1)
+        sizes = (length, 1 if tokens else self.shape.together, self.model.hidden)
         return torch.empty(sizes, dtype=self.types.compute, device=self.mesh.device)
 
     def _final(self, stage: int) -> None:

@@ -24,6 +24,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.lower import Lowered, bind, structured
 from meshwright.lower.known import Known
 from meshwright.lower.place import Mesh
+from meshwright.lower.roles import MessageRole, PassRole
 from meshwright.lower.stages import GroupShare, Stages
 from meshwright.lower.structure import Structure
 from meshwright.plan import Plan
@@ -42,6 +43,8 @@ from meshwright.spec.workload import Train
 
 #: The documents of a rank in a round: of each of its groups the size, and the lengths of the documents that it shares.
 Load = tuple[tuple[int, tuple[int, ...]], ...]
+#: What a rank's documents change: its passes, and the messages between stages that have its tokens.
+VARYING = (PassRole, MessageRole)
 #: Loads of ranks that are priced each on its own; the others lie between two of them.
 PRICED = 65
 
@@ -107,6 +110,7 @@ class GroupRounds:
             capacity=self.capacity,
             costs=found,
             together=meets_in_rounds(self.plan),
+            stages=self.plan.layout.pp,
         )
 
     def stages(self, load: Load, rounds: int) -> Stages:
@@ -140,12 +144,13 @@ class GroupRounds:
         return two - one
 
     def seconds(self, load: Load) -> float:
-        """Return the seconds of a rank's passes over a load."""
+        """Return the seconds of a rank's passes over a load: of the pipeline's rank that takes longest."""
         lowered = self.bound(load, 1)
         durations = self.pricer.all(lowered.programs).durations
         passes = np.array([program.kind == "pass" for program in lowered.programs])
         keys = lowered.graph.cost_key
-        return float(durations[keys][passes[keys]].sum())
+        mine, stream = passes[keys], lowered.graph.member[lowered.graph.member_ptr[:-1]]
+        return float(np.bincount(stream[mine], weights=durations[keys][mine]).max())
 
     def fitted(self, lengths: NDArray[np.int64]) -> GroupCosts:
         """Return the line through prices of full and of quarter groups, of documents as long as the mean of some
@@ -195,9 +200,9 @@ def _least_squares(rows: NDArray[np.float64], seconds: NDArray[np.float64]) -> N
     return found
 
 
-def loads_of(problem: GroupProblem, rounds: tuple[Round, ...]) -> list[list[Load]]:
+def loads_of(problem: GroupProblem, rounds: tuple[Round, ...], waits: bool = False) -> list[list[Load]]:
     """Return the load by which each rank's time goes, [rounds][ranks]: its own, or, where groups overlap, that of the
-    rank for which those that it is joined with wait."""
+    rank for which those that it is joined with wait; of all ranks the costliest where every one `waits` for it."""
     out = []
     for groups in rounds:
         parts: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in range(problem.ranks)]
@@ -212,6 +217,8 @@ def loads_of(problem: GroupProblem, rounds: tuple[Round, ...]) -> list[list[Load
                 costliest = first + int(np.argmax(alone[first : first + size]))
                 mine[first : first + size] = [mine[costliest]] * size
                 alone[first : first + size] = alone[costliest]
+        if waits:
+            mine = [mine[int(np.argmax(_seconds_of(problem, mine)))]] * problem.ranks
         out.append(mine)
     return out
 
@@ -260,7 +267,7 @@ def simulate_groups(plan: Plan, model: Model, cluster: Cluster, train: Train, co
     found = made.fitted(np.concatenate(batches))
     problems = [made.problem(lengths, found) for lengths in batches]
     grouped = [form_groups(plan.sequence.groups, problem) for problem in problems]
-    loads = [loads_of(problem, one.rounds) for problem, one in zip(problems, grouped)]
+    loads = [loads_of(problem, one.rounds, one.waits) for problem, one in zip(problems, grouped)]
     return _timed(made, drawn, grouped, loads, found)
 
 
@@ -288,7 +295,7 @@ def _timed(
         typical = timed(middle, made.costs, made.pricer)
         mean = mixed(priced, placed.weights)
         even = Simulated.of(middle, mean, times(middle, mean, made.costs), made.costs)
-        unfolded = Unfolded(made.one, made.cluster, typical, structure, seconds[at], made.pricer)
+        unfolded = Unfolded(made.one, made.cluster, typical, structure, seconds[at], made.pricer, VARYING)
         shared = even.step_time_s / float(in_order(middle.graph, mean.durations)[1].max())
         of, shown = unfolded.timed(placed, priced, made.costs, shared if abs(shared - 1.0) > 1e-9 else 1.0)
         steps[draws] = of
@@ -305,9 +312,13 @@ def _timed(
         costs=found,
     )
     static = msgspec.structs.replace(made.plan, sequence=msgspec.structs.replace(made.plan.sequence, groups=STATIC))
+    train, layout = made.train, made.plan.layout
+    if layout.pp > 1:  # as many microbatches are under way at a time as there are stages and rounds
+        each = layout.dp * made.plan.pipeline.microbatch
+        train = msgspec.structs.replace(train, global_batch=max(train.global_batch, each * max(parts)))
     return Batches(
         drawn=drawn,
-        typical=simulate(static, made.model, made.cluster, made.train, made.costs),
+        typical=simulate(static, made.model, made.cluster, train, made.costs),
         even=even,
         shown=shown,
         steps_s=steps,

@@ -17,7 +17,7 @@ from meshwright.cost import Costs
 from meshwright.graph import TaskGraph
 from meshwright.lower import Lowered, bind, structured
 from meshwright.lower.place import Mesh
-from meshwright.lower.roles import PassRole
+from meshwright.lower.roles import MessageRole, PassRole
 from meshwright.lower.stages import Stages
 from meshwright.lower.structure import Structure
 from meshwright.plan import Plan
@@ -63,8 +63,16 @@ class Unfolded:
     """The step graph of a plan with its data-parallel slices apart, and a cost key for every pass and microbatch."""
 
     def __init__(
-        self, plan: Plan, cluster: Cluster, typical: Simulated, folded: Structure, loads: NDArray, pricer: Pricer
+        self,
+        plan: Plan,
+        cluster: Cluster,
+        typical: Simulated,
+        folded: Structure,
+        loads: NDArray,
+        pricer: Pricer,
+        varying: tuple[type[PassRole] | type[MessageRole], ...] = (PassRole,),
     ):
+        """`varying` are the kinds of roles whose work a microbatch's documents change."""
         stages = typical.lowered.stages
         self.members = members(plan, stages.mesh, typical.lowered.graph.num_tasks)
         mesh = Mesh(plan, cluster, apart=self.members)
@@ -83,7 +91,7 @@ class Unfolded:
         self.folded = np.full(len(roles), -1, np.int64)
         self.slice = np.zeros(len(roles), np.int64)
         for i, role in enumerate(roles):
-            if isinstance(role, PassRole):
+            if isinstance(role, varying):
                 alike = msgspec.structs.replace(role, slice=mesh.kinds_of_slices[role.slice])
                 self.folded[i], self.slice[i] = same[alike], role.slice
         self.counts = self.structure.facts.counts

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from meshwright import schedules
 from meshwright.errors import Diagnostic
 from meshwright.plan.facet import ALONE, KEYED, LAYER, NUMBERED, Facet, Field, count, listed, names, unrun, wrong
 from meshwright.sync.record import USUAL
@@ -146,8 +147,14 @@ def _grouped(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterat
         found.append(
             (f"sequences are whole, and groups={word} forms groups for documents of other lengths", "say lengths=")
         )
-    if layout.pp > 1:
-        found.append((f"pp={layout.pp}: stages would pass on rows of other lengths", "say pp1"))
+    schedule = plan.pipeline.schedule
+    if layout.pp > 1 and not _any_rounds(plan):
+        found.append(
+            (
+                f"{schedule} orders some numbers of microbatches alone, and documents take as many rounds as they need",
+                "say 1f1b or gpipe",
+            )
+        )
     if ranks & (ranks - 1):
         found.append((f"dp*cp={ranks} is no power of two, as its groups are", "a cluster with a power of two of ranks"))
     if plan.sequence.ulysses > 1:
@@ -164,13 +171,19 @@ def _grouped(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterat
         found.append(("grow= and clusters= lay out the data by themselves", "drop them"))
     if model.streams or any(block.attention is None for block in model.blocks):
         found.append((f"{model.name} is more than attention over one stream of tokens", "drop groups="))
-    if word == "zeppelin" and not layout.gathers_again and ranks > 1:
-        found.append(("a rank's groups differ from round to round, in which ranks meet under fsdp alone", "say fsdp"))
     heads = min((a.heads // layout.tp for a in model.attentions), default=1)
     if plan.sequence.algorithm == "ulysses" and cp > 1 and heads % cp:
         found.append((f"a rank's {heads} heads are split over groups of cp={cp} at least", "say ring"))
     for message, help in found:
         yield wrong("P060", message, f"sequence.groups = {word}", help)
+
+
+def _any_rounds(plan: Plan) -> bool:
+    """Whether the plan's schedule orders any number of microbatches, by a rule that asks for no times of passes."""
+    family, pipeline = schedules.get(plan.pipeline.schedule), plan.pipeline
+    if "t_f" in family.params:
+        return False
+    return not any(family.legality(plan.layout.pp, count, pipeline.vpp) for count in range(1, 2 * plan.layout.pp + 2))
 
 
 def _handed(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
