@@ -1,5 +1,6 @@
 """Groups of ranks: every document once, no rank over its capacity, as good as the integer program nearly."""
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -143,3 +144,29 @@ def test_a_pipeline_fills_with_its_costliest_round_and_begins_and_ends_with_its_
     four = GroupProblem(lengths=np.array([6, 9, 7, 8]), ranks=1, capacity=9, costs=hand, stages=3)
     rounds = form_groups("bytescale", four).rounds
     assert [int(four.lengths[g.documents[0]]) for (g,) in rounds] == [6, 8, 9, 7]
+
+
+def test_long_documents_take_fewer_ranks_where_their_way_to_the_host_is_hidden():
+    # ranks hold 10 tokens, and 20 of a document of 30 tokens or more
+    hand = msgspec.structs.replace(costs(4), hidden_from=30)
+    problem = GroupProblem(lengths=np.array([8, 25, 35, 70]), ranks=4, capacity=10, costs=hand, long=2)
+    assert [hand.degrees[k] for k in problem.least] == [1, 4, 2, 4]
+    assert problem.sizes.tolist() == [8, 25, 20, 40]  # of 35 and 70 all of the room of 2 and of 4 ranks
+    plain = GroupProblem(lengths=problem.lengths, ranks=4, capacity=10, costs=hand)
+    assert plain.least.tolist() == [0, 2, 2, 3] and plain.sizes.tolist() == [8, 25, 35, 70]
+    with pytest.raises(ValueError, match="70 tokens, and 40 are the most"):
+        form_groups("bytescale", plain)
+    rounds = form_groups("bytescale", problem).rounds
+    assert {(g.size, g.documents) for groups in rounds for g in groups if 3 in g.documents} == {(4, (3,))}
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 30), st.sampled_from([2, 4, 8]), st.sampled_from([2, 4]), st.booleans())
+def test_a_rank_holds_more_than_its_room_of_long_documents_alone(seed, count, ranks, long, together):
+    hand = msgspec.structs.replace(costs(ranks), hidden_from=20_000)
+    problem = msgspec.structs.replace(drawn(seed, count, ranks, together=together), costs=hand, long=long)
+    found = form_groups("bytescale", problem)
+    assert sorted(d for groups in found.rounds for g in groups for d in g.documents) == list(range(count))
+    for _, size, numbers in (group for groups in found.rounds for group in groups):
+        lengths = problem.lengths[list(numbers)]
+        assert lengths.sum() <= size * problem.capacity * (long if lengths.max() >= hand.hidden_from else 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -157,6 +158,8 @@ def test_packed_rows_train_alike_under_every_axis(model, plan, pack, folder):
         ("llama", "cp2 dp2 fsdp mb1 ring groups=zeppelin full", "packed", {1, 2, 4}),
         ("experts", "tp2 cp2 dp1 fsdp mb1 allgather groups=bytescale selective", "padded", {1, 2}),
         ("tied", "cp2 dp2 zero1 mb1 ring groups=flexsp", "packed", {1, 2}),
+        ("llama", "cp4 dp1 zero1 mb1 ring groups=bytescale long=2 offload=activations:nvme", "packed", {2}),
+        ("gpt", "pp2 cp2 dp1 fsdp mb1 ring groups=bytescale long=2 offload=activations:nvme", "padded", {1}),
         ("llama", "pp2 cp2 dp1 fsdp mb1 ring groups=bytescale", "padded", {2}),
         ("experts", "pp2 tp2 cp2 dp1 zero1 mb1 ring groups=flexsp", "packed", {1, 2}),
         ("gpt", "pp2 cp2 dp1 fsdp mb1 ulysses groups=flexsp gpipe full", "balanced", {1, 2}),
@@ -169,6 +172,31 @@ def test_documents_train_alike_in_groups_that_are_formed_for_the_batch(model, pl
     formed = found.formed(corpus(folder, pack, 1).batch(2), ranks=said.layout.dp * said.layout.cp)
     assert set(formed.degrees) == sizes and len(formed.rounds) > 1
     compare(model, plan, pack, folder)
+
+
+def moved_in_groups(rank: int, words: str, folder: str, hidden_from: int):
+    """Tokens of the rows of a step, and whether each was moved; and how many tensors went to drives in it."""
+    plan, train = parse_plan(words).on(2), parse("batch=8,seq=32,dtype=fp32,pack=padded")
+    costs = msgspec.structs.replace(GROUP_COSTS, hidden_from=hidden_from)
+    said = {"settings": Settings(precision="float64"), "group_costs": costs}
+    trainer = Trainer(MODELS["llama"](), plan, train, build(plan), **said)
+    batch = data.load(Path(folder), train, vocab=VOCAB, seed=5, microbatch=1).batch(2)
+    rows = [(p.tokens.shape[1], p.moves) for p in trainer.passes(batch)]
+    sent, write = [], trainer.away.drives.write
+    trainer.away.drives.write = lambda slot, buffer, **said: (sent.append(slot), write(slot, buffer, **said))[1]
+    trainer.step(batch)
+    return rows, len(sent)
+
+
+def test_activations_go_to_drives_in_rows_of_long_documents_alone(folder):
+    words = "cp2 dp1 zero1 mb1 ring groups=bytescale long=2 prefetch=1 offload=activations:nvme"
+    for rows, sent in launch(2, moved_in_groups, words, str(folder), 24):
+        assert {moves for _, moves in rows} == {True, False}
+        assert all(moves == (tokens > 16) for tokens, moves in rows)  # what a rank holds in groups of cp
+        assert sent > 0
+    for rows, sent in launch(2, moved_in_groups, words, str(folder), 33):  # none is long enough to hide the way
+        assert not any(moves for _, moves in rows) and max(tokens for tokens, _ in rows) <= 16
+        assert sent == 0
 
 
 def judged_in_groups(rank: int, words: str, folder: str):

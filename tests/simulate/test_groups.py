@@ -103,3 +103,48 @@ def test_plans_whose_groups_cannot_be_formed_are_refused_all_at_once():
     assert all(
         any(word in one for one in said) for word in ("sequences are whole", "interleaved", "ulysses2", "same step")
     )
+
+
+LONG = "cp8 dp1 zero1 mb1 full groups=bytescale long=2 offload=activations"
+
+
+def test_activations_of_long_documents_alone_are_moved():
+    plan, model, cluster, train, costs = asked(LONG, SKEWED)
+    made = GroupRounds(plan, model, cluster, train, costs)
+    assert made.capacity == 131072 // 8
+
+    def sent_s(load):
+        lowered = made.bound(load, 1)
+        seconds = made.pricer.all(lowered.programs).durations[lowered.graph.cost_key]
+        names = np.array([program.name for program in lowered.programs])[lowered.graph.cost_key]
+        return seconds[np.isin(names, groups.LEAVES)].sum()
+
+    assert sent_s(((2, (2 * 16384,)),)) == 0.0  # a rank holds that on its device
+    moved = sent_s(((1, (2 * 16384,)),))
+    # the inputs of 28 layers of 1,024 wide in bf16 at the rate of the host's link, but of those used at once
+    layers, rate = round(moved / (32768 * 1024 * 2 / (cluster.islands[0].node.copies_gb_s * 1e9))), 28
+    assert rate - 4 < layers < rate
+    assert sent_s(((2, (4 * 16384,)),)) == pytest.approx(moved, rel=1e-9)
+
+
+def test_long_documents_take_fewer_ranks_and_a_step_remembers_the_room_of_both():
+    few, all_moved = (
+        predict(*(asked(words, SKEWED)[i] for i in (1, 2, 3, 0)))
+        for words in (LONG, LONG.replace("long=2 offload=activations", ""))
+    )
+    sizes = [next(a.value for a in one.assumptions if a.name == "groups of ranks") for one in (few, all_moved)]
+    assert "of 8" in sizes[1] and "of 8" not in sizes[0]
+    assert max(r.needed_bytes for r in few.memory) >= max(r.needed_bytes for r in all_moved.memory)
+    assert any(tier.tier == "host" for tier in few.tiers)
+
+
+def test_long_is_refused_where_ranks_hold_no_more():
+    for words, why in (
+        ("cp8 dp1 fsdp mb1 groups=flexsp long=2 offload=activations", "as few ranks"),
+        ("cp8 dp1 fsdp mb1 groups=bytescale long=2", "stay on the device"),
+        ("cp8 dp1 fsdp mb1 long=2", "as few ranks"),
+    ):
+        plan, model, cluster, train, _ = asked(words, SKEWED)
+        with pytest.raises(MeshwrightError, match=why) as refused:
+            predict(model, cluster, train, plan)
+        assert [d.code for d in refused.value.diagnostics] == ["P060"]

@@ -20,7 +20,7 @@ from meshwright.answer.outlook import money, training_run
 from meshwright.answer.pools import pool_shares
 from meshwright.answer.prediction import Money, Prediction, RankMemory, RoundTimes, TrainingRun
 from meshwright.answer.provenance import assumptions, cautions, identity, warnings, with_pace
-from meshwright.answer.rank_memory import dynamic_copies, rank_memory
+from meshwright.answer.rank_memory import dynamic_copies, fuller, rank_memory
 from meshwright.answer.replan import replanned
 from meshwright.answer.sensitivity import sensitivities
 from meshwright.answer.spread import batch_spread, drawn_assumptions, with_unequal
@@ -115,6 +115,8 @@ def predict(
     who = identity(model, cluster, train, plan, costs, shown.lowered.graph)
     clients = client_rounds(run, model, cluster, train, plan, costs, world)
     ranks = asked_memory(run, rank_memory(run.wave or run, costs))
+    if batches is not None and batches.staying is not None:
+        ranks = fuller(ranks, rank_memory(batches.staying, costs))
     tiers = tier_memory(run, costs)
     shown_ranks = _of_classes(ranks, shown) if run.swarm is None else of_peers(run, ranks)
     if run.swarm is None:

@@ -29,6 +29,11 @@ def rank_memory(run: Simulated, costs: Costs) -> tuple[RankMemory, ...]:
     return tuple(one for part in run.lowered.parts for one in _of_pool(run, part, costs))
 
 
+def fuller(some: tuple[RankMemory, ...], others: tuple[RankMemory, ...]) -> tuple[RankMemory, ...]:
+    """Return of each rank class the memory that needs more."""
+    return tuple(max(pair, key=lambda one: one.needed_bytes) for pair in zip(some, others, strict=True))
+
+
 def _of_pool(run: Simulated, lowered: Lowered, costs: Costs) -> tuple[RankMemory, ...]:
     """The peak memory of the rank classes of one pool."""
     graph, framework, plan = lowered.graph, costs.framework, lowered.plan

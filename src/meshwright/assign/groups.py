@@ -30,13 +30,16 @@ TRIES = 120
 class GroupCosts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Seconds that a group's forward and backward pass takes, by its number of ranks (``degrees``, ascending powers of
     two): ``start_s + (token_s * tokens + pair_s * squares) / degree`` for so many tokens of all its documents and the
-    sum of the squares of their lengths; exchanges inside the group are in them. ``floor_s``: no round takes less."""
+    sum of the squares of their lengths; exchanges inside the group are in them. ``floor_s``: no round takes less.
+    ``hidden_from``: the forward of documents of at least so many tokens hides the way of their activations to the
+    host."""
 
     degrees: tuple[int, ...]
     start_s: tuple[float, ...]
     token_s: tuple[float, ...]
     pair_s: tuple[float, ...]
     floor_s: float = 0.0
+    hidden_from: int = 0
 
     @cached_property
     def arrays(self) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
@@ -54,7 +57,9 @@ class GroupCosts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 class GroupProblem(msgspec.Struct, frozen=True, kw_only=True):
     """Documents of ``lengths`` int64 [N] for ``ranks`` ranks that hold ``capacity`` tokens each at a time.
     ``together``: all ranks meet in every round (parameters are gathered for it); else when all rounds are over.
-    ``stages``: ranks of a pipeline that pass every round one after the other; costs are of one of them."""
+    ``stages``: ranks of a pipeline that pass every round one after the other; costs are of one of them.
+    ``long``: of documents whose way to the host is hidden ranks hold so many times as many tokens, and move their
+    activations."""
 
     lengths: NDArray[np.int64]
     ranks: int
@@ -62,6 +67,7 @@ class GroupProblem(msgspec.Struct, frozen=True, kw_only=True):
     costs: GroupCosts
     together: bool = True
     stages: int = 1
+    long: int = 1
 
     def step_s(self, rounds: NDArray[np.float64] | list[float]) -> float:
         """Return the seconds of a step of rounds of so many: through a pipeline the costliest passes every stage, and
@@ -71,8 +77,17 @@ class GroupProblem(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def least(self) -> NDArray[np.int64]:
         """The number of the smallest degree whose ranks hold each document, int64 [N]."""
-        held = np.array(self.costs.degrees, np.int64) * self.capacity
-        return np.searchsorted(held, self.lengths)
+        hidden = self.lengths >= self.costs.hidden_from
+        held = self.capacity * np.where(hidden, self.long, 1)
+        return np.searchsorted(np.array(self.costs.degrees, np.int64), -(-self.lengths // held))
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """The tokens of its ranks' room that each document takes, int64 [N]: all of them, but of one whose activations
+        are moved no more than the room of as many ranks as hold it."""
+        degrees = np.array(self.costs.degrees, np.int64)
+        room = degrees[np.minimum(self.least, len(degrees) - 1)] * self.capacity
+        return np.minimum(self.lengths, room) if self.long > 1 else self.lengths
 
 
 class RankGroup(NamedTuple):
@@ -136,8 +151,8 @@ def form_groups(name: str, problem: GroupProblem) -> Grouped:
         ValueError: a document that all ranks together cannot hold at once.
     """
     method, lengths = group_methods()[name], problem.lengths
-    most = problem.costs.degrees[-1] * problem.capacity
-    if len(lengths) and lengths.max() > most:
+    most = problem.costs.degrees[-1] * problem.capacity * problem.long
+    if len(lengths) and problem.least.max() >= len(problem.costs.degrees):
         raise ValueError(f"a document of {lengths.max()} tokens, and {most} are the most that a group holds")
     if not len(lengths):
         return Grouped(rounds=(), value=0.0, bound=0.0)
@@ -158,7 +173,7 @@ def _in_rounds(method: GroupMethod, problem: GroupProblem, limit_s: float) -> tu
     """Form other groups for every round, at whose end all ranks meet, in as many rounds as are fastest; nothing is
     looked for that takes longer than `limit_s`. Return the rounds and their seconds."""
     lengths = problem.lengths
-    fewest = max(1, -(-int(lengths.sum()) // (problem.ranks * problem.capacity)))
+    fewest = max(1, -(-int(problem.sizes.sum()) // (problem.ranks * problem.capacity)))
     best = np.inf if method.improve is not None else limit_s  # what takes longer may be improved
     order, found = np.argsort(-lengths, kind="stable"), ()
     for count in range(fewest, len(lengths) + problem.stages, problem.stages):
@@ -200,13 +215,14 @@ def _parts(problem: GroupProblem, order: NDArray[np.int64], count: int) -> Itera
     with room, which needs fewest."""
     from meshwright.assign import Problem, solve
 
-    lengths, room = problem.lengths[order], problem.ranks * problem.capacity
+    sizes, room = problem.sizes, problem.ranks * problem.capacity
+    lengths = sizes[order]
     upto = np.cumsum(lengths)
     ends = np.searchsorted(upto, upto[-1] * np.arange(1, count) / count, side="left") + 1
     ends = np.maximum(ends, np.arange(1, count))
     ends = np.maximum.accumulate(np.minimum(ends, len(lengths) - np.arange(count - 1, 0, -1)))
     parts = np.split(order, ends)
-    if max(int(problem.lengths[part].sum()) for part in parts) <= room:
+    if max(int(sizes[part].sum()) for part in parts) <= room:
         yield parts
     packed = solve("first-fit", Problem(sizes=lengths, capacity=room))
     if packed.num_bins == count:
@@ -220,7 +236,7 @@ def _queued(problem: GroupProblem, groups: Round) -> tuple[Round, ...]:
     queues: list[list[RankGroup]] = []
     for group in groups:
         some = np.array(group.documents, np.int64)
-        sizes = problem.lengths[some]
+        sizes = problem.sizes[some]
         held = solve("first-fit", Problem(sizes=sizes, capacity=group.size * problem.capacity))
         parts = [some[held.bin_of == k] for k in range(held.num_bins)]
         queues.append([group._replace(documents=tuple(part.tolist())) for part in parts])
@@ -261,7 +277,7 @@ def least_seconds(problem: GroupProblem) -> float:
     fits = np.arange(len(degrees)) >= problem.least[:, None]
     work = np.where(fits, each * degrees, np.inf).min(axis=1).sum() / problem.ranks
     alone = np.where(fits, each + start, np.inf).min(axis=1).max()
-    rounds = max(1, -(-int(problem.lengths.sum()) // (problem.ranks * problem.capacity)))
+    rounds = max(1, -(-int(problem.sizes.sum()) // (problem.ranks * problem.capacity)))
     first, filled = float(start.min()), (problem.stages - 1) * float(alone)  # a pipeline fills with the costliest
     if not problem.together:
         return max(float(work) + first, problem.stages * float(alone))

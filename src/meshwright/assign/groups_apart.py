@@ -43,7 +43,7 @@ def by_memory(problem: GroupProblem, some: NDArray[np.int64]) -> Round:
 
 def _formed(problem: GroupProblem, some: NDArray[np.int64], *, timed: bool) -> Round:
     some = some[np.argsort(-problem.lengths[some], kind="stable")]
-    lengths = np.ascontiguousarray(problem.lengths[some])
+    lengths = np.ascontiguousarray(problem.sizes[some])
     each, least = _work(problem, some), problem.least[some]
     degrees, start, _, _ = problem.costs.arrays
     capacity = problem.capacity if problem.together else int(lengths.sum())
@@ -123,7 +123,7 @@ def _evened(
     they add to groups of each degree."""
     degrees, start, _, _ = problem.costs.arrays
     room = degrees[kind] * problem.capacity
-    lengths = problem.lengths[some]
+    lengths = problem.sizes[some]
     costs = np.where(lengths[:, None] <= room, each[:, kind], NEVER_S)
     capacity = room if problem.together else np.full(len(kind), int(lengths.sum()))
     few = len(kind) ** len(some) <= ENUMERATED
@@ -153,7 +153,7 @@ def improved(problem: GroupProblem, groups: Round, tries: int) -> Round:
             if len(tried) > tries:
                 return best
             kind = np.repeat(np.arange(len(degrees)), changed)
-            if degrees[kind].max() * problem.capacity < problem.lengths[some].max():
+            if degrees[kind].max() * problem.capacity < problem.sizes[some].max():
                 continue
             found = _evened(problem, some, each, kind)
             if (found.bin_of >= 0).all() and found.value < value * (1 - 1e-9):

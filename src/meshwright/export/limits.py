@@ -278,7 +278,7 @@ def one_exchange(r: ExportRequest) -> Iterator[Gap]:
             value=f"groups={r.plan.sequence.groups}",
             reason="its context-parallel ranks are the same for every batch",
             help="leave groups out",
-            mend={"sequence.groups": STATIC},
+            mend={"sequence.groups": STATIC, "sequence.long": 1},
         )
 
 

@@ -59,12 +59,14 @@ class Stages:
         first_layer: int = 0,
         shares: Sequence[GroupShare] = (),
         place: int = 0,
+        moves: bool = True,
     ):
         """`batch` are the items of a microbatch, the workload's own if left out. ``frozen`` parameters are not trained.
         `first_layer` is the number in the whole model of the first layer, where this is a part of one. `shares` are
         those of the groups that a rank is in, where groups differ; `batch` are then the tokens of one rank. `place` is
-        that of the plan's kind among the kinds of slices."""
-        self.place = place
+        that of the plan's kind among the kinds of slices. `moves`: activations that the plan moves are of this
+        microbatch too."""
+        self.place, self.moves = place, moves
         #: Forward passes of each microbatch, where there are no backward ones and parameters are trained yet.
         self.forwards = read(plan.sync.policy).rule.forwards if not frozen else 0
         self.frozen, self.first_layer = frozen or self.forwards > 0, first_layer

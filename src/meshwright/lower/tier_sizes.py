@@ -130,7 +130,8 @@ def transfer(role: TransferRole, stages: Stages, mesh: Mesh, site: Site, start: 
     size = moved_bytes(stages, role.what, role.units)
     copies = role.way in ("h2d", "d2h")
     latency = COPY_US if copies else DRIVE_US
-    if copies and same_memory(stages):  # nothing to copy: it is there
+    stays = role.what == "activations" and not stages.moves
+    if stays or (copies and same_memory(stages)):  # nothing to copy: it is there
         size = latency = 0.0
     whole = stages.plan.memory.recompute == "full" and not stages.plan.memory.layers
     work = TierCopy(

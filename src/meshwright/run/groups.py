@@ -37,13 +37,14 @@ class WholeDocument(NamedTuple):
 
 class GroupRow(NamedTuple):
     """The row of a rank in a round: tokens, targets, positions in their documents and numbers in the global batch,
-    int64 [1, s] each, and the segments of its groups."""
+    int64 [1, s] each, the segments of its groups, and whether activations that the plan moves are its own too."""
 
     tokens: torch.Tensor
     targets: torch.Tensor
     positions: torch.Tensor
     numbers: torch.Tensor
     segments: tuple[Segment, ...]
+    moves: bool = True
 
 
 class GroupRows:
@@ -70,6 +71,7 @@ class GroupRows:
             costs=self.costs,
             together=meets_in_rounds(self.plan),
             stages=self.plan.layout.pp,
+            long=self.plan.sequence.long,
         )
         return form_groups(self.method, problem)
 
@@ -79,10 +81,11 @@ class GroupRows:
     def _row(self, batch: Batch, found: list[WholeDocument], mine: list[RankGroup]) -> GroupRow:
         """Put together the row of a rank in these groups; without any, tokens from which nothing is learnt."""
         tp = self.plan.layout.tp if self.plan.layout.sp else 1
-        parts, segments, first = [], [], 0
+        parts, segments, first, tokens = [], [], 0, 0
         for group in sorted(mine, key=lambda g: -g.size) or [RankGroup(self.rank, 1, ())]:
             columns, numbers = self._shared(batch, [found[d] for d in group.documents])
             size = group.size
+            tokens += -(-columns.shape[1] // size)
             unit = size * tp * (2 if self.balanced and size > 1 else 1)
             length = max(1, -(-columns.shape[1] // unit)) * unit
             padded = torch.zeros((4, length), dtype=torch.int64)
@@ -95,7 +98,8 @@ class GroupRows:
             segments.append(Segment(first, first + len(at), self._group(group), documents.to(self.mesh.device)))
             first += len(at)
         row = torch.cat(parts, 1).unsqueeze(1).to(self.mesh.device)
-        return GroupRow(*row, segments=tuple(segments))
+        moves = self.plan.sequence.long == 1 or tokens > capacity(self.plan, self.train)
+        return GroupRow(*row, segments=tuple(segments), moves=moves)
 
     def _shared(self, batch: Batch, some: list[WholeDocument]) -> tuple[torch.Tensor, torch.Tensor]:
         """Lay documents one behind the other: tokens, targets, positions and numbers in the batch, int64 [4, tokens],
@@ -139,6 +143,7 @@ def round_passes(rows: list[GroupRow], model: Model, compute: torch.dtype, scale
             scale=scale,
             step=step,
             segments=row.segments,
+            moves=row.moves,
         )
         for row in rows
     ]

@@ -59,7 +59,8 @@ class Pass(NamedTuple):
     that slide, where they have their own. ``core`` stands in for the core of every layer's attention where keys and
     values are not those of the pass alone, as in serving: it is called with the layer's
     :class:`~meshwright.run.self_attention.HeadsCore`, q [b, s, heads, d], k and v [b, s, kv_heads, d]. ``moved`` gives
-    the embedded text [s, b, hidden] that is gone on with in place of what it is called with.
+    the embedded text [s, b, hidden] that is gone on with in place of what it is called with; ``moves`` is whether what
+    the plan moves of activations is moved in this pass.
     """
 
     tokens: torch.Tensor
@@ -74,6 +75,7 @@ class Pass(NamedTuple):
     local: tuple[torch.Tensor, torch.Tensor] | None = None
     core: Callable[..., torch.Tensor] | None = None
     moved: Callable[[torch.Tensor], torch.Tensor] | None = None
+    moves: bool = True
 
 
 class Lowering:

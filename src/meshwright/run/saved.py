@@ -137,7 +137,7 @@ class SavedTensors:
         said = {"stage": stage, "layer": number}
 
         def moved(x: torch.Tensor, p):
-            if not torch.is_grad_enabled():
+            if not (torch.is_grad_enabled() and p.moves):
                 return forward(x, p)
             shared = p.positions, p.documents, p.rows, *(p.rotary or ()), *(p.local or ()), *layer.parameters()
             mine = LayerTensors(self, said, {_place(one) for one in shared if one is not None})

@@ -55,7 +55,8 @@ class Batches(msgspec.Struct, frozen=True, kw_only=True):
     ``typical`` is the step of one microbatch over and over, the one nearest the mean; ``even`` that of all drawn work
     in equal microbatches; ``shown`` the draw nearest the mean, with a rank class for each of ``classes`` of
     data-parallel slices. ``steps_s`` [draws] are seconds. ``distinct`` microbatches differ, of which ``priced`` were
-    priced. ``groups``: of ranks, where they are formed for every batch.
+    priced. ``groups``: of ranks, where they are formed for every batch. ``staying``: the step of microbatches whose
+    activations stay on the device, where those of long documents alone are moved.
     """
 
     drawn: Drawn
@@ -67,6 +68,7 @@ class Batches(msgspec.Struct, frozen=True, kw_only=True):
     distinct: int
     priced: int
     groups: GroupUse | None = None
+    staying: Simulated | None = None
 
     @property
     def mean_s(self) -> float:

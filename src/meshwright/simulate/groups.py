@@ -24,9 +24,10 @@ from meshwright.errors import MeshwrightError
 from meshwright.lower import Lowered, bind, structured
 from meshwright.lower.known import Known
 from meshwright.lower.place import Mesh
-from meshwright.lower.roles import MessageRole, PassRole
+from meshwright.lower.roles import MessageRole, PassRole, Role, TransferRole
 from meshwright.lower.stages import GroupShare, Stages
 from meshwright.lower.structure import Structure
+from meshwright.lower.tier_sizes import WAY_WORDS
 from meshwright.plan import Plan
 from meshwright.plan.facets.sequence import STATIC
 from meshwright.simulate.batches import Batches, GroupUse, mixing_flops
@@ -43,10 +44,21 @@ from meshwright.spec.workload import Train
 
 #: The documents of a rank in a round: of each of its groups the size, and the lengths of the documents that it shares.
 Load = tuple[tuple[int, tuple[int, ...]], ...]
-#: What a rank's documents change: its passes, and the messages between stages that have its tokens.
-VARYING = (PassRole, MessageRole)
+#: Names of what moves activations to other tiers.
+LEAVES = tuple(f"activations {WAY_WORDS[way]}" for way in ("d2h", "nvme_write"))
 #: Loads of ranks that are priced each on its own; the others lie between two of them.
 PRICED = 65
+
+
+def varying(role: Role) -> bool:
+    """Return whether a rank's documents change the work of a role: passes, messages between stages that have their
+    tokens, and the way of their activations to other tiers and back."""
+    return isinstance(role, PassRole | MessageRole) or (isinstance(role, TransferRole) and role.what == "activations")
+
+
+def row_tokens(load: Load) -> int:
+    """Return the tokens of a rank with a load."""
+    return sum(-(-sum(lengths) // size) for size, lengths in load)
 
 
 def apart(plan: Plan, cp: int = 1) -> Plan:
@@ -111,11 +123,12 @@ class GroupRounds:
             costs=found,
             together=meets_in_rounds(self.plan),
             stages=self.plan.layout.pp,
+            long=self.plan.sequence.long,
         )
 
     def stages(self, load: Load, rounds: int) -> Stages:
         """Return the stages of a rank with a load in each of so many rounds, of one token where it has none."""
-        tokens = sum(-(-sum(lengths) // size) for size, lengths in load)
+        tokens = row_tokens(load)
         known = self._known.get(load)
         if known is None:
             ends = self._ends.setdefault(tokens, {})
@@ -123,7 +136,8 @@ class GroupRounds:
         shares = [GroupShare(self.meshes[size], _batch(lengths)) for size, lengths in load]
         mine: Batch = ((Item(max(1, tokens), 1.0), 1),)
         train = msgspec.structs.replace(self.train, global_batch=self.ranks * rounds)
-        return Stages(self.one, self.model, train, self.mesh, known, mine, shares=shares)
+        moves = self.plan.sequence.long == 1 or tokens > self.capacity
+        return Stages(self.one, self.model, train, self.mesh, known, mine, shares=shares, moves=moves)
 
     def structure(self, rounds: int) -> Structure:
         """Return the structure of a step of so many rounds, all ranks alike."""
@@ -143,6 +157,24 @@ class GroupRounds:
         one, two = (timed(self.bound((), m), self.costs, self.pricer).step_time_s for m in (1, 2))
         return two - one
 
+    def typical(self, rounds: int, *, moves: bool) -> Simulated:
+        """Return the step in groups of the plan's own size, whose ranks hold what they do at most: with activations
+        that move, as many tokens as of long documents, else all on the device. Under a pipeline there are at least as
+        many microbatches as the most rounds."""
+        plan, train, long = self.plan, self.train, self.plan.sequence.long
+        sequence = msgspec.structs.replace(plan.sequence, groups=STATIC, long=1)
+        plan = msgspec.structs.replace(plan, sequence=sequence)
+        if long > 1 and moves:
+            pipeline = msgspec.structs.replace(plan.pipeline, microbatch=plan.pipeline.microbatch * long)
+            plan = msgspec.structs.replace(plan, pipeline=pipeline)
+            train = msgspec.structs.replace(train, global_batch=train.global_batch * long)
+        elif not moves:
+            plan = msgspec.structs.replace(plan, offload=msgspec.structs.replace(plan.offload, activations=""))
+        if plan.layout.pp > 1:
+            most = plan.layout.dp * plan.pipeline.microbatch * rounds
+            train = msgspec.structs.replace(train, global_batch=max(train.global_batch, most))
+        return simulate(plan, self.model, self.cluster, train, self.costs)
+
     def seconds(self, load: Load) -> float:
         """Return the seconds of a rank's passes over a load: of the pipeline's rank that takes longest."""
         lowered = self.bound(load, 1)
@@ -151,6 +183,26 @@ class GroupRounds:
         keys = lowered.graph.cost_key
         mine, stream = passes[keys], lowered.graph.member[lowered.graph.member_ptr[:-1]]
         return float(np.bincount(stream[mine], weights=durations[keys][mine]).max())
+
+    def hidden_from(self, longest: int) -> int:
+        """Return the tokens from which on a document's forward, on as few ranks as hold it `long` times as densely, is
+        no shorter than the way of its activations to other tiers; more than any has where none is so long."""
+        long = self.plan.sequence.long
+        length = 2 * self.capacity
+        while long > 1 and length <= 2 * longest:
+            size = next((d for d in self.meshes if d * self.capacity * long >= length), 0)
+            if not size:
+                break
+            lowered = self.bound(((size, (length,)),), 1)
+            durations, keys = self.pricer.all(lowered.programs).durations, lowered.graph.cost_key
+            stream = lowered.graph.member[lowered.graph.member_ptr[:-1]]
+            away = np.array([p.name in LEAVES for p in lowered.programs])[keys]
+            forward = np.array([p.kind == "pass" and p.which == "F" for p in lowered.programs])[keys]
+            sums = [np.bincount(stream[of], weights=durations[keys][of]).max() for of in (away, forward) if of.any()]
+            if len(sums) == 2 and sums[0] <= sums[1]:
+                return length
+            length *= 2
+        return 0 if long == 1 else 1 << 62
 
     def fitted(self, lengths: NDArray[np.int64]) -> GroupCosts:
         """Return the line through prices of full and of quarter groups, of documents as long as the mean of some
@@ -171,6 +223,7 @@ class GroupRounds:
             token_s=tuple(token),
             pair_s=tuple(pair),
             floor_s=self.floor_s,
+            hidden_from=self.hidden_from(longest),
         )
 
 
@@ -255,17 +308,18 @@ def simulate_groups(plan: Plan, model: Model, cluster: Cluster, train: Train, co
         return None
     batches = [documents_of(drawn, number) for number in range(drawn.num_draws)]
     made = GroupRounds(plan, model, cluster, train, costs)
-    longest, most = max(int(lengths.max()) for lengths in batches), max(made.meshes) * made.capacity
-    if longest > most:
+    found = made.fitted(np.concatenate(batches))
+    problems = [made.problem(lengths, found) for lengths in batches]
+    longest, largest = max(int(lengths.max()) for lengths in batches), max(made.meshes)
+    if max(int(problem.least.max()) for problem in problems) >= len(found.degrees):
+        each = made.capacity * (plan.sequence.long if longest >= found.hidden_from else 1)
         raise MeshwrightError.one(
             "P060",
-            f"a document has {longest:,} tokens, and the largest group, of {max(made.meshes)} ranks that hold "
-            f"{made.capacity:,} each, holds {most:,}",
+            f"a document has {longest:,} tokens, and the largest group, of {largest} ranks that hold {each:,} each, "
+            f"holds {largest * each:,}",
             place=f"plan.sequence.groups = {plan.sequence.groups}",
             help="a smaller cp, by which a rank holds more, or more ranks",
         )
-    found = made.fitted(np.concatenate(batches))
-    problems = [made.problem(lengths, found) for lengths in batches]
     grouped = [form_groups(plan.sequence.groups, problem) for problem in problems]
     loads = [loads_of(problem, one.rounds, one.waits) for problem, one in zip(problems, grouped)]
     return _timed(made, drawn, grouped, loads, found)
@@ -295,7 +349,7 @@ def _timed(
         typical = timed(middle, made.costs, made.pricer)
         mean = mixed(priced, placed.weights)
         even = Simulated.of(middle, mean, times(middle, mean, made.costs), made.costs)
-        unfolded = Unfolded(made.one, made.cluster, typical, structure, seconds[at], made.pricer, VARYING)
+        unfolded = Unfolded(made.one, made.cluster, typical, structure, seconds[at], made.pricer, varying)
         shared = even.step_time_s / float(in_order(middle.graph, mean.durations)[1].max())
         of, shown = unfolded.timed(placed, priced, made.costs, shared if abs(shared - 1.0) > 1e-9 else 1.0)
         steps[draws] = of
@@ -311,14 +365,9 @@ def _timed(
         gap=max(one.gap for one in grouped),
         costs=found,
     )
-    static = msgspec.structs.replace(made.plan, sequence=msgspec.structs.replace(made.plan.sequence, groups=STATIC))
-    train, layout = made.train, made.plan.layout
-    if layout.pp > 1:  # as many microbatches are under way at a time as there are stages and rounds
-        each = layout.dp * made.plan.pipeline.microbatch
-        train = msgspec.structs.replace(train, global_batch=max(train.global_batch, each * max(parts)))
     return Batches(
         drawn=drawn,
-        typical=simulate(static, made.model, made.cluster, train, made.costs),
+        typical=made.typical(max(parts), moves=True),
         even=even,
         shown=shown,
         steps_s=steps,
@@ -326,6 +375,7 @@ def _timed(
         distinct=len(distinct),
         priced=len(chosen),
         groups=use,
+        staying=made.typical(max(parts), moves=False) if made.plan.sequence.long > 1 else None,
     )
 
 

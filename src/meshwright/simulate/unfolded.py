@@ -6,6 +6,7 @@ call of the engine. Of many different microbatches some are priced, and the othe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ from meshwright.cost import Costs
 from meshwright.graph import TaskGraph
 from meshwright.lower import Lowered, bind, structured
 from meshwright.lower.place import Mesh
-from meshwright.lower.roles import MessageRole, PassRole
+from meshwright.lower.roles import PassRole, Role
 from meshwright.lower.stages import Stages
 from meshwright.lower.structure import Structure
 from meshwright.plan import Plan
@@ -70,9 +71,9 @@ class Unfolded:
         folded: Structure,
         loads: NDArray,
         pricer: Pricer,
-        varying: tuple[type[PassRole] | type[MessageRole], ...] = (PassRole,),
+        varying: Callable[[Role], bool] = lambda role: isinstance(role, PassRole),
     ):
-        """`varying` are the kinds of roles whose work a microbatch's documents change."""
+        """`varying` is whether a microbatch's documents change the work of a role."""
         stages = typical.lowered.stages
         self.members = members(plan, stages.mesh, typical.lowered.graph.num_tasks)
         mesh = Mesh(plan, cluster, apart=self.members)
@@ -91,7 +92,7 @@ class Unfolded:
         self.folded = np.full(len(roles), -1, np.int64)
         self.slice = np.zeros(len(roles), np.int64)
         for i, role in enumerate(roles):
-            if isinstance(role, varying):
+            if varying(role):
                 alike = msgspec.structs.replace(role, slice=mesh.kinds_of_slices[role.slice])
                 self.folded[i], self.slice[i] = same[alike], role.slice
         self.counts = self.structure.facts.counts

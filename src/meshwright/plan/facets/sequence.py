@@ -34,6 +34,8 @@ SWAPPED, HANDED = SCANS = ("swapped", "handed")
 #: Groups of the plan's own size, and the ways of forming others for every batch (``assign/groups.py``).
 STATIC = "static"
 GROUPS = (STATIC, "flexsp", "flexsp-ilp", "bytescale", "zeppelin")
+#: The way that gives each document as few ranks as hold it.
+FEWEST = "bytescale"
 
 
 class Sequence(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,13 +48,15 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True):
     Sequence Parallelism, Zhao et al. 2403.10266).
     ``ulysses`` > 1: so many neighbouring ranks swap heads inside a ring or gather between such groups (the union of
     both, Fang & Zhao 2405.07719). ``groups``: the ranks that share documents are others for every batch, groups of any
-    power of two; a rank holds as many tokens as it would in groups of ``cp``. ``scans``: layers with a state have their
-    heads ``swapped`` for tokens (as in Megatron-LM), or each rank scans its own tokens and the state is ``handed`` on
-    from rank to rank (LASP, Sun et al. 2404.02882)."""
+    power of two; a rank holds as many tokens as it would in groups of ``cp``, and ``long`` times as many of documents
+    whose activations are moved to the host while they are passed forward (ByteScale, Ge et al. 2502.21231). ``scans``:
+    layers with a state have their heads ``swapped`` for tokens (as in Megatron-LM), or each rank scans its own tokens
+    and the state is ``handed`` on from rank to rank (LASP, Sun et al. 2404.02882)."""
 
     algorithm: str = "ring"
     ulysses: int = 1
     groups: str = STATIC
+    long: int = 1
     scans: str = SWAPPED
 
     @property
@@ -138,7 +142,16 @@ def _film(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[
 
 def _grouped(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
     """Yield everything that keeps groups from being formed anew for every batch."""
-    word, layout = plan.sequence.groups, plan.layout
+    word, layout, long = plan.sequence.groups, plan.layout, plan.sequence.long
+    if long > 1:
+        why, help = "", ""
+        if word != FEWEST:
+            why, help = f"groups={word} does not give documents as few ranks as hold them", f"say groups={FEWEST}"
+        elif not plan.offload.activations:
+            why, help = "activations stay on the device, which then has no room for more", "add offload=activations"
+        if why:
+            message = f"long={long} has ranks hold more of documents whose activations are moved, and {why}"
+            yield wrong("P060", message, f"sequence.long = {long}", f"{help}, or drop long=")
     if word == STATIC:
         return
     cp, ranks = layout.cp, layout.cp * layout.dp
@@ -265,6 +278,16 @@ FIELDS = (
         spelled=KEYED,
         place=165,
         decides=(LAYER,),
+        with_sizes=True,
+    ),
+    Field(
+        name="long",
+        help="times as many tokens that a rank holds of long documents, whose activations are moved meanwhile",
+        form=count(1, 64),
+        spelled=KEYED,
+        place=167,
+        decides=(LAYER,),
+        useful=lambda plan: plan.sequence.groups == FEWEST and bool(plan.offload.activations),
         with_sizes=True,
     ),
     Field(
