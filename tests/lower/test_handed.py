@@ -40,6 +40,19 @@ def test_one_state_a_layer_is_handed_on_however_long_the_sequence_is(model, cp, 
     assert [one.num_bytes for one in moved[0]] == [one.num_bytes for one in moved[1]]
 
 
+def test_a_ring_passes_keys_values_and_decays_and_works_on_pairs_of_tokens():
+    mixer = MAMBA.blocks[0].mixer
+    found, seq = pieces("cp16 mb1 scans=ringed", 65536), 65536 // 16
+    one = found["states in a ring"]
+    keys, values = mixer.groups * mixer.state, mixer.heads * mixer.head_dim
+    assert one.exchange.each.num_bytes == 2 * seq * (keys + values + mixer.heads)  # 16 bits a number
+    assert one.exchange_back.each.num_bytes == 2 * one.exchange.each.num_bytes
+    assert one.ring == 16 and "state handed on" not in found and "ssd scan" not in found
+    # the last rank's tokens meet those of fifteen others, and half of the pairs among themselves
+    assert one.ring * one.forward.pairs == pytest.approx(seq * (15 * seq + seq / 2))
+    assert one.forward.flops == 2 * mixer.heads * (mixer.state + mixer.head_dim) * one.forward.pairs
+
+
 def test_each_rank_scans_its_tokens_with_all_heads():
     scans = {word: pieces(f"cp16 mb1 scans={word}", 65536)["ssd scan"].forward for word in ("swapped", "handed")}
     assert (scans["swapped"].seq_len, scans["swapped"].heads) == (65536, 80 // 16)
@@ -69,6 +82,7 @@ def test_a_relay_is_as_many_sends_as_there_are_neighbours():
         ("cp4 scans=handed", "llama3-8b", 8192, "drop scans="),
         ("cp4 scans=handed", "qwen3.5-27b", 8192, "say ulysses or ring-self-attention"),
         ("cp8 dp1 scans=handed", "mamba2-2.7b", 16, "fewer than the 3"),
+        ("cp4 ulysses scans=ringed", "qwen3.5-27b", 8192, "say scans=handed"),
     ],
 )
 def test_what_hands_no_state_on_is_refused(words, model, seq, said):

@@ -22,6 +22,8 @@ CASES = [
     ("mamba2", "cp2 mb2 full scans=handed", True),
     ("qwen3_5", "cp2 mb2 ulysses scans=handed", False),
 ]
+#: What tokens add to states goes round, over any number of ranks.
+RINGS = [("mamba2", "cp2 mb2 full scans=ringed", True), ("mamba2", "cp4 mb2 scans=ringed", False)]
 
 
 def steps(rank: int, name: str, words: str, documents: bool):
@@ -36,6 +38,17 @@ def steps(rank: int, name: str, words: str, documents: bool):
 
 def several(rank: int) -> list:
     return [steps(rank, *case) for case in CASES]
+
+
+@pytest.mark.parametrize("case", RINGS)
+def test_keys_and_values_that_go_round_train_as_one_process(case):
+    name, words, documents = case
+    whole, ours = steps(0, name, "mb2", documents), launch(int(words[2]), steps, *case)
+    for loss, known in zip(ours[0][0], whole[0], strict=True):
+        assert loss == pytest.approx(known, rel=TOLERANCE)
+    for which in (1, 2):
+        found = differences(assemble(ours, which), assemble([whole], which))
+        assert max(found.values()) < TOLERANCE, (words, max(found, key=found.get))
 
 
 def test_states_that_are_handed_on_train_as_one_process():

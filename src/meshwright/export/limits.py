@@ -11,7 +11,7 @@ from meshwright.plan import Experts
 from meshwright.plan.facets.feedback import CHAIN
 from meshwright.plan.facets.layout import DEFAULT_ORDER
 from meshwright.plan.facets.passes import FIXED
-from meshwright.plan.facets.sequence import HANDED, STATIC, SWAPPED
+from meshwright.plan.facets.sequence import PIECED, STATIC, SWAPPED
 from meshwright.sync.record import USUAL
 
 #: Words of a workload whose steps no other trainer takes.
@@ -264,11 +264,11 @@ def one_exchange(r: ExportRequest) -> Iterator[Gap]:
             help="leave the number out",
             mend={"sequence.ulysses": 1},
         )
-    if r.plan.sequence.scans == HANDED and r.layout.cp > 1:
+    if r.plan.sequence.scans in PIECED and r.layout.cp > 1:
         yield Gap(
             facet="sequence.scans",
-            value="scans=handed",
-            reason="layers with a state swap heads for tokens; meshwright run hands states on",
+            value=f"scans={r.plan.sequence.scans}",
+            reason="layers with a state swap heads for tokens; meshwright run has the other ways",
             help="leave scans out",
             mend={"sequence.scans": SWAPPED},
         )

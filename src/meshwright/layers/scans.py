@@ -3,7 +3,7 @@
 Each projects, convolves a few tokens back, scans and gates. Tensor parallelism splits heads (Mamba: channels), as
 Megatron-LM's and vLLM's mixers do. Under context parallelism heads are swapped for tokens around convolution and scan,
 which then see whole sequences (Megatron-LM's MambaContextParallel, and its gated delta rule after it); or each rank
-scans its own tokens with all heads, and states are handed on (LASP, 2404.02882).
+scans its own tokens with all heads, and states are handed on (LASP, 2404.02882), or what tokens add goes round a ring.
 """
 
 from __future__ import annotations
@@ -14,11 +14,21 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from meshwright.layers.kind import Cache, Flops, Held, Kind, Tokens
-from meshwright.layers.pieces import Context, Piece, entering, linear, regather
+from meshwright.layers.pieces import Context, Piece, RingMoves, entering, linear, regather
 from meshwright.layers.placed import enter
 from meshwright.spec.mixers import GatedDelta, Mamba, Mamba2
 from meshwright.spec.workload import Train
-from meshwright.work import SEQUENCES_TOGETHER, Collective, Convolution, Elementwise, Gemm, Scan
+from meshwright.work import (
+    RING_MERGE,
+    SEQUENCES_TOGETHER,
+    AttentionCore,
+    Collective,
+    Convolution,
+    Elementwise,
+    Gemm,
+    Group,
+    Scan,
+)
 
 if TYPE_CHECKING:
     from meshwright.plan import Plan
@@ -66,9 +76,68 @@ def handed(c: Context) -> bool:
     return c.plan.layout.cp > 1 and c.plan.sequence.scans == "handed"
 
 
+def ringed(c: Context) -> bool:
+    """Whether what tokens add to states goes round a ring of ranks, each of which has its own tokens."""
+    return c.plan.layout.cp > 1 and c.plan.sequence.scans == "ringed"
+
+
 def _shares(c: Context) -> tuple[int, int]:
     """Parts that context-parallel ranks take of the tokens of a row, and of the heads, while they scan."""
-    return (c.plan.layout.cp, 1) if handed(c) else (1, c.plan.layout.cp)
+    return (c.plan.layout.cp, 1) if handed(c) or ringed(c) else (1, c.plan.layout.cp)
+
+
+def _neighbours(c: Context) -> Group:
+    """One group of neighbours in the order of the sequence, also where its ranks swap heads in layers with
+    attention."""
+    return c.cp_inner if c.cp_outer.size == 1 else c.cp_outer
+
+
+def _edge(c: Context, channels: int, kernel: int) -> Piece:
+    """The tokens of the rank before that a convolution looks back on."""
+    size = c.plan.pipeline.microbatch * (kernel - 1) * channels * c.element
+    edge = Collective(op="send", num_bytes=size, group=_neighbours(c))
+    return Piece(name="mixer edge", forward=edge, backward=edge, queue="cp")
+
+
+def _round(c: Context, scan: Scan, saved: float) -> Piece:
+    """A ring of keys (by groups), values and decays, which each rank's tokens meet of every rank before it, pair by
+    pair: attention whose scores are decayed in place of normalised, the decay between two tokens an exponential as
+    well. Each rank has one piece of the sequence, so that the last meets the tokens of all and the others wait for it:
+    its pairs are priced."""
+    tokens, ring = c.tokens, c.plan.layout.cp
+    moved = tokens * (scan.groups * scan.k_dim + scan.heads * (scan.v_dim + 1)) * c.element
+
+    def send(size: float) -> Collective:
+        return Collective(op="send", num_bytes=size, group=_neighbours(c))
+
+    def core(backward: bool) -> AttentionCore:
+        return AttentionCore(
+            batch=scan.batch,
+            q_len=scan.seq_len,
+            kv_len=scan.seq_len,
+            heads=scan.heads,
+            kv_heads=scan.heads,
+            head_dim=scan.k_dim,
+            v_head_dim=scan.v_dim,
+            pairs=scan.seq_len**2 * (1 - 0.5 / ring),  # of the rank's own tokens half
+            dtype=c.attention_dtype,
+            backward=backward,
+        )
+
+    value = c.element + 8.0  # as a kernel left it, added to what is read and written in fp32
+    gradients = scan.heads * (2 * scan.k_dim + scan.v_dim)
+    return Piece(
+        name="states in a ring",
+        forward=core(False),
+        backward=core(True),
+        saved=saved,
+        ring=ring,
+        exchange=RingMoves(first=send(moved), each=send(moved)),
+        # they go on, followed by their gradients, which come home at the end
+        exchange_back=RingMoves(first=send(2 * moved), each=send(2 * moved), last=send(moved)),
+        merge=Elementwise(num_bytes=tokens * scan.heads * scan.v_dim * value, operator=RING_MERGE),
+        merge_back=Elementwise(num_bytes=tokens * gradients * value, operator=RING_MERGE),
+    )
 
 
 def _apart(c: Context, channels: int, kernel: int, scan: Scan, body: list[Piece]) -> list[Piece]:
@@ -76,11 +145,8 @@ def _apart(c: Context, channels: int, kernel: int, scan: Scan, body: list[Piece]
     looks back on, and the state of every head. What the tokens see of the state before them, and what they leave of it,
     is found beside the scan: decays, or for the delta rule a scan of an identity."""
     e = c.element
-    # one group of neighbours in the order of the sequence, also where its ranks swap heads in layers with attention
-    group = c.cp_inner if c.cp_outer.size == 1 else c.cp_outer
-    edge = Collective(op="send", num_bytes=scan.batch * (kernel - 1) * channels * e, group=group)
     state = scan.batch * scan.heads * scan.k_dim * scan.v_dim * e
-    relay = Collective(op="relay", num_bytes=state, group=group)
+    relay = Collective(op="relay", num_bytes=state, group=_neighbours(c))
     seen = c.tokens * scan.heads * scan.k_dim * e
     if scan.rule == "delta":
         unit = msgspec.structs.replace(scan, v_dim=scan.k_dim)
@@ -95,7 +161,7 @@ def _apart(c: Context, channels: int, kernel: int, scan: Scan, body: list[Piece]
     found = Gemm(m=tokens, n=scan.v_dim, k=scan.k_dim, **product)
     back = Gemm(m=tokens, n=scan.v_dim, k=scan.k_dim, **(product | {"batch": 2 * product["batch"]}))
     return [
-        Piece(name="mixer edge", forward=edge, backward=edge, queue="cp"),
+        _edge(c, channels, kernel),
         *body,
         beside,
         Piece(name="state handed on", forward=relay, backward=relay, queue="cp", saved=state),
@@ -166,15 +232,19 @@ def mamba2(c: Context, spec: Mamba2) -> list[Piece]:
         chunk=spec.chunk,
     )
     convolution = _convolution(c, inner + maps, spec.kernel)
+    saved = c.tokens * (inner + maps + 2 * heads) * c.element
     body = [
         convolution,
-        _scan(c, scan, c.tokens * (inner + maps + 2 * heads) * c.element),
+        _round(c, scan, saved) if ringed(c) else _scan(c, scan, saved),
         # its output is not kept (mamba_split_conv1d_scan_combined of state-spaces/mamba, which its layers train with)
         Piece(name="mixer convolution again", backward=convolution.forward),
     ]
-    # fewer groups than ranks: each rank that shares a group gets its maps
-    sent = inner + maps * max(1, cp // groups) + heads
-    body = _apart(c, inner + maps, spec.kernel, scan, body) if handed(c) else _whole(c, sent, inner, body)
+    if ringed(c):
+        body = [_edge(c, inner + maps, spec.kernel), *body]
+    elif handed(c):
+        body = _apart(c, inner + maps, spec.kernel, scan, body)
+    else:  # fewer groups than ranks: each rank that shares a group gets its maps
+        body = _whole(c, inner + maps * max(1, cp // groups) + heads, inner, body)
     return [
         *_into(c, 2 * inner + maps + heads, bias=spec.bias),
         *_together(c, "mixer rows together", 2 * inner + maps + heads),
@@ -286,7 +356,7 @@ def _divides(name: str, ranks: int, what: str, count: int, help: str) -> Iterato
 
 def head_rules(spec: Mamba2 | GatedDelta, plan: Plan, train: Train) -> Iterator[tuple[str, str]]:
     """Heads must divide over tensor- and context-parallel ranks, groups over the former or the other way round."""
-    tp, cp = plan.layout.tp, 1 if plan.sequence.scans == "handed" else plan.layout.cp
+    tp, cp = plan.layout.tp, 1 if plan.sequence.scans != "swapped" else plan.layout.cp
     yield from _divides("tp", tp, "heads of the mixer", spec.heads, "take a tp that divides them")
     if spec.heads % tp == 0:
         per_rank = spec.heads // tp

@@ -14,7 +14,7 @@ import msgspec
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.papers.outcome import AT_MOST, DIED, Fact, Figure, Outcome, by_processes
 from meshwright.plan import Plan, parse
-from meshwright.plan.facets.sequence import HANDED, STATIC
+from meshwright.plan.facets.sequence import PIECED, STATIC
 from meshwright.plan.slices import portions_of
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.cluster import load as load_cluster
@@ -67,8 +67,8 @@ _found: dict[str, float | Diagnostic] = {}
 
 def model_of(plan: Plan) -> Model:
     """The small model that a plan is trained on: one with experts where it spreads experts, one with states where it
-    hands states on, and deeper where a pipeline cuts its layers."""
-    if plan.sequence.scans == HANDED:
+    cuts their sequences, and deeper where a pipeline cuts its layers."""
+    if plan.sequence.scans in PIECED:
         return from_config(STATES, name="small with states")
     if plan.layout.pp > 1:
         return EXPERTS if plan.experts.ep > 1 else DENSE

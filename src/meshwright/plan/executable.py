@@ -16,7 +16,7 @@ from meshwright.plan import adapters
 from meshwright.plan.classifiers import unbuilt, unexecutable_classifier
 from meshwright.plan.denoisers import unbuilt_denoiser, unexecutable_denoiser
 from meshwright.plan.facets import facets
-from meshwright.plan.facets.sequence import HANDED
+from meshwright.plan.facets.sequence import PIECED
 from meshwright.plan.record import Plan
 from meshwright.spec import naming
 from meshwright.spec.ends import Head
@@ -175,8 +175,8 @@ def _whole(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic]:
     layout, family = plan.layout, model.family
     for axis in ("tp", "pp", "cp"):
         size = getattr(layout, axis)
-        if axis == "cp" and plan.sequence.scans == HANDED and naming.school(model) in HANDING:
-            continue  # each rank scans its own tokens
+        if axis == "cp" and plan.sequence.scans in PIECED and naming.school(model) in HANDING:
+            continue  # each rank has its own tokens
         if size > 1:
             message = f"{axis}{size} of the {family} family is priced and not run: each rank holds its layers whole"
             yield _bad("P033", message, f"layout.{axis} = {size}", f"say {axis}1")

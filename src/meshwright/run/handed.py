@@ -1,4 +1,5 @@
-"""Scans over a sequence that is cut across ranks, whose states are handed on (LASP, Sun et al. 2404.02882).
+"""Scans over a sequence that is cut across ranks, whose states are handed on (LASP, Sun et al. 2404.02882), or whose
+keys and values are passed round.
 
 Each rank holds consecutive tokens and scans them from an empty state. What its tokens would have seen of the state
 before them, and what they leave of it, is linear in that state, so that only the state itself has to travel: from rank
@@ -30,6 +31,11 @@ def state_before(left: torch.Tensor, made: torch.Tensor, group: AxisGroup) -> to
     return torch.zeros_like(made) if group.alone else _StateBefore.apply(left, made, group)
 
 
+def passed_round(block: torch.Tensor, group: AxisGroup) -> torch.Tensor:
+    """The equal block of the rank before, the first rank that of the last; its gradient goes back."""
+    return _PassedRound.apply(block, group)
+
+
 def mine(documents: torch.Tensor | None, count: int, group: AxisGroup, before: int = 0) -> torch.Tensor | None:
     """Numbers of documents [b, before + count] of this rank's tokens and of so many before them (-1 where there are
     none), of those [b, S] of the whole sequences."""
@@ -53,6 +59,17 @@ class _LastBefore(torch.autograd.Function):
         back = grad.new_zeros(ctx.shape)
         back[:, -ctx.count :] = found
         return back, None, None
+
+
+class _PassedRound(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, block, group):
+        ctx.group = group
+        return Moving.start(block.contiguous(), group, 1).wait()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return Moving.start(grad.contiguous(), ctx.group, -1).wait(), None
 
 
 class _StateBefore(torch.autograd.Function):

@@ -2,8 +2,8 @@
 (2412.06464), with the convolution before them; and the modules of the layers that have them.
 
 Inside a chunk tokens meet in products of matrices, from chunk to chunk a state is handed on, and so it is from rank to
-rank where these share a sequence (:mod:`.handed`). Decays are added up in float64, so that the border of a document can
-be a decay to nothing.
+rank where these share a sequence (:mod:`.handed`), or keys and values go round them. Decays are added up in float64, so
+that the border of a document can be a decay to nothing.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from meshwright.plan.facets.sequence import RINGED
 from meshwright.run.attention import attend
-from meshwright.run.handed import last_before, mine, state_before
+from meshwright.run.handed import last_before, mine, passed_round, state_before
 from meshwright.run.mesh import AxisGroup
 from meshwright.run.plain import Linear, vector
 from meshwright.run.rotary import rotate
@@ -64,11 +65,12 @@ def _between(decay: torch.Tensor) -> torch.Tensor:
     return apart.masked_fill(~seen, float("-inf")).exp()
 
 
-def ssd(x, maps_in, maps_out, decay, chunk: int, cp: AxisGroup = ALONE) -> torch.Tensor:
+def ssd(x, maps_in, maps_out, decay, chunk: int, cp: AxisGroup = ALONE, *, shares: int = 0) -> torch.Tensor:
     """y_t = C_t h_t of h_t = exp(decay_t) h_{t-1} + B_t x_t, by chunks.
 
     x [b, s, h, p], maps_in and maps_out (B, C) [b, s, h, n], decay [b, s, h] in float64. Returns [b, s, h, p]. Each
-    rank of `cp` has as many tokens, one after the other.
+    rank of `cp` has as many tokens, one after the other, and hands its state on; with `shares`, the heads that have one
+    map in common, what its tokens add goes round a ring in place of that.
     """
     out, state, kind = [], x.new_zeros(x.shape[0], x.shape[2], maps_in.shape[-1], x.shape[-1]), x.dtype
     for at in range(0, x.shape[1], chunk):
@@ -86,9 +88,34 @@ def ssd(x, maps_in, maps_out, decay, chunk: int, cp: AxisGroup = ALONE) -> torch
     whole = torch.cat(out, 1)
     if cp.alone:
         return whole
+    if shares:
+        return whole + _from_before(x, maps_in[:, :, ::shares], maps_out, decay, cp)
     total = decay.cumsum(1).exp().to(kind)
     before = state_before(total[:, -1][..., None, None], state, cp)
     return whole + torch.einsum("bthn,bhnp->bthp", maps_out * total.unsqueeze(-1), before)
+
+
+def _from_before(x, maps_in, maps_out, decay, cp: AxisGroup) -> torch.Tensor:
+    """Outputs [b, s, h, p] of tokens by those of the ranks before, whose keys (maps_in [b, s, groups, n]), values and
+    decays go round and are met pair by pair."""
+    (rows, count, heads, width), (groups, states), kind = x.shape, maps_in.shape[2:], x.dtype
+    total = decay.cumsum(1)
+    left, gone = (total[:, -1:] - total).exp().to(kind), total[:, -1:].exp().to(kind)  # to the end; by all tokens
+    out, asked, between = torch.zeros_like(x), maps_out * total.exp().to(kind).unsqueeze(-1), torch.ones_like(gone)
+    block = torch.cat([part.reshape(rows, -1) for part in (maps_in, x, left, gone)], 1)
+    sizes = [count * groups * states, count * heads * width, count * heads, heads]
+    for hop in range(1, cp.size):
+        block = passed_round(block, cp)
+        if cp.index < hop:  # it is of tokens behind these; that it came is all that its way back needs to know
+            out = out + block[:, :0].sum()
+            continue
+        keys, values, rest, all_gone = block.split(sizes, 1)
+        keys = keys.view(rows, count, groups, states).repeat_interleave(heads // groups, 2)
+        scores = torch.einsum("bthn,bshn->bhts", asked, keys * rest.view(rows, count, heads, 1))
+        seen = torch.einsum("bhts,bshp->bthp", scores, values.view(rows, count, heads, width))
+        out = out + seen * between.unsqueeze(-1)
+        between = between * all_gone.view(rows, 1, heads)
+    return out
 
 
 def gated_delta(q, k, v, decay, beta, chunk: int, cp: AxisGroup = ALONE) -> torch.Tensor:
@@ -140,7 +167,7 @@ class Mamba2Mixer(nn.Module):
     def __init__(self, shared, name: str, spec: Mamba2):
         super().__init__()
         self.spec, self.eps, hidden = spec, shared.model.numerics.norm_eps, shared.model.hidden
-        self.cp = shared.mesh["cp"]
+        self.cp, self.ringed = shared.mesh["cp"], shared.plan.sequence.scans == RINGED
         width = spec.inner + spec.conv_width + spec.heads
         self.into = Linear(shared, f"{name}in_proj", width, hidden, bias=spec.bias)
         self.taps = shared.conv(f"{name}conv1d.weight", spec.conv_width, spec.kernel)
@@ -162,7 +189,8 @@ class Mamba2Mixer(nn.Module):
         into, off = (m.unflatten(-1, (spec.groups, -1)).repeat_interleave(shares, 2) for m in (into, off))
         step = F.softplus(step + self.step)
         decay = forgetting(-step * self.decay.exp(), p.documents, self.cp)
-        y = ssd(values * step.unsqueeze(-1), into, off, decay, spec.chunk, self.cp) + values * self.skip.unsqueeze(-1)
+        entered, way = values * step.unsqueeze(-1), {"shares": shares if self.ringed else 0}
+        y = ssd(entered, into, off, decay, spec.chunk, self.cp, **way) + values * self.skip.unsqueeze(-1)
         grouped = (y.flatten(-2) * F.silu(gate)).unflatten(-1, (spec.groups, -1))  # normalised group by group
         y = F.rms_norm(grouped, grouped.shape[-1:], None, self.eps).flatten(-2) * self.norm
         return self.out(y.transpose(0, 1))

@@ -11,6 +11,7 @@ import msgspec
 from meshwright import schedules
 from meshwright.errors import Diagnostic
 from meshwright.plan.facet import ALONE, KEYED, LAYER, NUMBERED, Facet, Field, count, listed, names, unrun, wrong
+from meshwright.spec.mixers import GatedDelta
 from meshwright.sync.record import USUAL
 
 if TYPE_CHECKING:
@@ -29,8 +30,10 @@ CP_ALGORITHMS = ("ring", "ulysses", "allgather", "burstattention", "tokenring", 
 ONE_PIECE = ("ulysses", STORING)
 #: Of these, blocks that circulate while others are worked on; and those that a search tries by itself.
 RINGS, SEARCHED = ("ring", "burstattention", "tokenring"), ("ring", "ulysses", "allgather")
-#: Ways in which layers with a state work on a sequence that is cut: heads swapped for tokens, or the state handed on.
-SWAPPED, HANDED = SCANS = ("swapped", "handed")
+#: Ways in which layers with a state work on a sequence that is cut: heads swapped for tokens, the state handed on, or
+#: keys and values of all tokens passed round a ring; in the last two a rank has one piece of the sequence.
+SWAPPED, HANDED, RINGED = SCANS = ("swapped", "handed", "ringed")
+PIECED = (HANDED, RINGED)
 #: Groups of the plan's own size, and the ways of forming others for every batch (``assign/groups.py``).
 STATIC = "static"
 GROUPS = (STATIC, "flexsp", "flexsp-ilp", "bytescale", "zeppelin")
@@ -51,7 +54,9 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True):
     power of two; a rank holds as many tokens as it would in groups of ``cp``, and ``long`` times as many of documents
     whose activations are moved to the host while they are passed forward (ByteScale, Ge et al. 2502.21231). ``scans``:
     layers with a state have their heads ``swapped`` for tokens (as in Megatron-LM), or each rank scans its own tokens
-    and the state is ``handed`` on from rank to rank (LASP, Sun et al. 2404.02882)."""
+    and the state is ``handed`` on from rank to rank (LASP, Sun et al. 2404.02882), or what every token adds to a state
+    is passed round a ring of ranks and met by all later tokens, as keys and values of Ring Attention are (``ringed``,
+    with which LASP is compared)."""
 
     algorithm: str = "ring"
     ulysses: int = 1
@@ -62,7 +67,7 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def one_piece(self) -> bool:
         """Whether each rank has one piece of the sequence, also where tokens see no later one."""
-        return self.algorithm in (*ONE_PIECE, SWITCHING) or self.scans == HANDED
+        return self.algorithm in (*ONE_PIECE, SWITCHING) or self.scans in PIECED
 
     @property
     def switches(self) -> bool:
@@ -200,12 +205,19 @@ def _any_rounds(plan: Plan) -> bool:
 
 
 def _handed(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
-    """P075 for everything that keeps the states of layers from being handed on from rank to rank."""
+    """P075 for everything that keeps ranks from scanning a piece of the sequence each."""
     sequence, cp = plan.sequence, plan.layout.cp
-    if sequence.scans != HANDED or cp == 1:
+    if sequence.scans not in PIECED or cp == 1:
         return
     mixers = [block.mixer for block in model.blocks if block.mixer is not None]
     found = []
+    if sequence.scans == RINGED and any(isinstance(mixer, GatedDelta) for mixer in mixers):
+        found.append(
+            (
+                "what a token of the gated delta rule writes goes by the state before it, so that it cannot go round",
+                "say scans=handed",
+            )
+        )
     if not mixers:
         found.append((f"{model.name} has no layer whose state goes on from token to token", "drop scans="))
     if model.attentions and sequence.algorithm not in ONE_PIECE:
@@ -226,7 +238,7 @@ def _handed(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterato
             )
         )
     for message, help in found:
-        yield wrong("P075", message, f"sequence.scans = {HANDED}", help)
+        yield wrong("P075", message, f"sequence.scans = {sequence.scans}", help)
 
 
 def _split(plan: Plan) -> bool:
@@ -292,8 +304,9 @@ FIELDS = (
     ),
     Field(
         name="scans",
-        help="how layers with a state work on a sequence that is cut: heads swapped for tokens, or the state handed on",
+        help="how layers with a state work on a sequence that is cut: heads swapped, the state handed on, or a ring",
         form=names(*SCANS),
+        domain=lambda model, cluster, train: (SWAPPED, HANDED),
         spelled=KEYED,
         place=166,
         decides=(LAYER,),
