@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -20,7 +21,7 @@ from meshwright.answer.outlook import money, training_run
 from meshwright.answer.pools import pool_shares
 from meshwright.answer.prediction import Money, Prediction, RankMemory, RoundTimes, TrainingRun
 from meshwright.answer.provenance import assumptions, cautions, identity, warnings, with_pace
-from meshwright.answer.rank_memory import dynamic_copies, fuller, rank_memory
+from meshwright.answer.rank_memory import dynamic_copies, fuller, rank_memory, spare_bytes
 from meshwright.answer.replan import replanned
 from meshwright.answer.sensitivity import sensitivities
 from meshwright.answer.spread import batch_spread, drawn_assumptions, with_unequal
@@ -95,7 +96,7 @@ def predict(
     found = check(plan, model, cluster, train)
     if found:
         raise MeshwrightError(found)
-    plan, lowering = lowered_by(plan, model, cluster, train, costs)
+    plan, lowering = lowered_by(plan, model, cluster, train, costs, partial(spare_bytes, costs=costs))
     plan, choice = decided(plan, model, cluster, train, costs)
     # replicas with steps of their own, and pools, are timed on a typical batch
     typical = bool(plan.several) or not read(plan.sync.policy).exact

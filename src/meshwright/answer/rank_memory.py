@@ -29,6 +29,12 @@ def rank_memory(run: Simulated, costs: Costs) -> tuple[RankMemory, ...]:
     return tuple(one for part in run.lowered.parts for one in _of_pool(run, part, costs))
 
 
+def spare_bytes(run: Simulated, costs: Costs) -> float:
+    """Return the bytes that the rank class with the least has left of its device's memory; negative where it lacks
+    some."""
+    return min(one.headroom_bytes for one in rank_memory(run, costs))
+
+
 def fuller(some: tuple[RankMemory, ...], others: tuple[RankMemory, ...]) -> tuple[RankMemory, ...]:
     """Return of each rank class the memory that needs more."""
     return tuple(max(pair, key=lambda one: one.needed_bytes) for pair in zip(some, others, strict=True))
