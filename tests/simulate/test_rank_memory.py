@@ -28,6 +28,29 @@ def held(words, framework=PLAIN, train=TRAIN, cluster=CLUSTER, model=MODEL):
     return rank_memory(simulate(plan, model, cluster, train, costs), costs)
 
 
+def test_workspaces_of_products_are_those_of_torch_and_of_transformer_engine():
+    """torch lends cuBLAS 4096 KiB twice and 16 KiB eight times, on Hopper 32 MiB; Transformer Engine 4 MiB, 32 MiB from
+    Hopper on, for each of the four streams of a mixture's products. They are taken out of the context."""
+    moe = transformer(name="moe", layers=LAYERS, hidden=HIDDEN, heads=8, vocab=VOCAB, experts=4, top_k=1, moe_ffn=HIDDEN)
+    before, hopper = 2 * 4096 * 2**10 + 8 * 16 * 2**10, 32 * 2**20
+    for whose, cluster, model, num_bytes in (
+        ("torch", "8xa100", MODEL, before),
+        ("torch", "8xh100", MODEL, hopper),
+        ("torch", "8xb200", MODEL, before),
+        ("engine", "8xa100", MODEL, before + 4 * 2**20),
+        ("engine", "8xh100", MODEL, 2 * hopper),
+        ("engine", "8xb200", moe, before + 4 * hopper),
+        ("engine", "8xmi300x", MODEL, 0),
+        ("", "8xh100", MODEL, 0),
+    ):
+        framework = msgspec.structs.replace(PLAIN, defaults=Defaults(workspaces=whose))
+        (rank,) = held("dp8 mb1", framework, cluster=load(cluster), model=model)
+        (plain,) = held("dp8 mb1", cluster=load(cluster), model=model)
+        assert rank.alive.get("library workspaces", 0) == num_bytes, (whose, cluster)
+        assert rank.alive["framework context"] == PLAIN.context_bytes - num_bytes
+        assert rank.peak_bytes == pytest.approx(plain.peak_bytes)
+
+
 def test_copies_multiply_activations_and_not_the_logits():
     (once,), (twice,) = (
         held("dp8 mb1", msgspec.structs.replace(PLAIN, activation_copies=copies)) for copies in (1.0, 2.0)
@@ -79,7 +102,7 @@ def test_inputs_are_gathered_into_buffers_of_full_width_whatever_tp_is():
         ("tp2 dp4 mb1", 4, 3),  # two gathered, two to be summed
         ("tp2 dp4 mb1 nosp", 2, 3),  # two that are summed
         ("tp2 dp2 pp2 mb1", 4, 2),  # a stage has no more layers
-        ("tp2 dp4 mb4", 0, 0),  # one microbatch: no lead
+        ("tp2 dp4 mb4", 16, 2),  # one microbatch, of four sequences: half of the four layers' tensors
         ("dp8 mb1", 0, 0),  # nothing on another stream
     ],
 )

@@ -7,7 +7,8 @@ and buffers of its own beside them; its allocator has memory that no tensor uses
 from __future__ import annotations
 
 from meshwright.answer.prediction import GIVEN_BACK, RankMemory
-from meshwright.cost import Costs
+from meshwright.cost import Costs, Framework
+from meshwright.cost.relatives import GENERATIONS, generation
 from meshwright.lower import Lowered
 from meshwright.lower.stages import Stages
 from meshwright.lower.state import STORED_BYTES, unscattered_bytes
@@ -15,12 +16,19 @@ from meshwright.lower.units import Unit
 from meshwright.plan import Plan
 from meshwright.simulate import memory
 from meshwright.simulate.simulated import Simulated
+from meshwright.spec.hardware import Device
+from meshwright.spec.model import Model
 from meshwright.work import Gemm, GroupedGemm
 
 #: What an allocator has reserved beside its tensors.
 RESERVED = ("allocator slack", GIVEN_BACK)
 #: What a rank holds besides the tensors that the plan and the framework put there.
 OVERHEAD = (*RESERVED, "communication buffers", "framework context")
+#: Workspaces of cuBLAS that lie among a framework's tensors, from Hopper on and before: torch's (Hopper's alone are
+#: larger; ``CublasHandlePool.cpp``), and each of Transformer Engine's (``module/base.py``), which has one for every
+#: stream that experts' products run on and one otherwise.
+TORCH_WORKSPACE_BYTES, ENGINE_WORKSPACE_BYTES = (32 * 2**20, 8320 * 2**10), (32 * 2**20, 4 * 2**20)
+ENGINE_STREAMS = 4
 
 
 def rank_memory(run: Simulated, costs: Costs) -> tuple[RankMemory, ...]:
@@ -48,7 +56,7 @@ def _of_pool(run: Simulated, lowered: Lowered, costs: Costs) -> tuple[RankMemory
     at, alive = memory.peaks(graph, run.start_s, run.end_s, count, copies, run.memory_order)
     groups = sum(n > 1 for n in (layout.tp, layout.pp, layout.dp * layout.cp, plan.experts.ep)) + (layout.cp > 1)
     devices = [device for slice_ in lowered.mesh.slices for device in slice_.devices]
-    leads = lead(lowered) if framework.ahead_layers else [(0.0, 0)] * layout.pp
+    leads = lead(lowered) if framework.ahead_layers else [(0.0, 0.0)] * layout.pp
     ahead = [each * min(framework.ahead_layers, layers) for each, layers in leads]
     out = []
     for rank, static in enumerate(lowered.static_bytes):
@@ -58,8 +66,11 @@ def _of_pool(run: Simulated, lowered: Lowered, costs: Costs) -> tuple[RankMemory
         if graph.memory is not None:
             held |= {c: float(alive[lowered.first + rank, i]) for i, c in enumerate(graph.memory.categories)}
         slack = framework.allocator_slack * sum(held.values())
-        fixed = groups * framework.communicator_bytes, framework.context_bytes
+        # what a process holds at first includes the workspaces, which are shown with the tensors they lie among
+        workspaces = workspace_bytes(framework, devices[rank], lowered.stages.model)
+        fixed = groups * framework.communicator_bytes, framework.context_bytes - workspaces
         capacity = float(devices[rank].memory_bytes)
+        held |= {"library workspaces": workspaces} if workspaces else {}
         left = capacity - sum(held.values()) - slack - sum(fixed)
         held |= dict(zip(OVERHEAD, (slack, max(0.0, min(ahead[rank % layout.pp], left)), *fixed)))
         out.append(
@@ -73,6 +84,18 @@ def _of_pool(run: Simulated, lowered: Lowered, costs: Costs) -> tuple[RankMemory
             )
         )
     return tuple(out)
+
+
+def workspace_bytes(framework: Framework, device: Device, model: Model) -> float:
+    """Return the bytes of the matrix library's workspaces that are counted among a framework's tensors, at most what
+    its context holds; 0 where its profile does not say whose there are, or the library is not cuBLAS."""
+    usual, newer = framework.defaults.workspaces, generation(device) - GENERATIONS.index("Hopper")
+    if not usual or device.vendor != "NVIDIA":
+        return 0.0
+    found = TORCH_WORKSPACE_BYTES[newer != 0]
+    if usual == "engine":
+        found += ENGINE_WORKSPACE_BYTES[newer < 0] * (ENGINE_STREAMS if model.mixtures else 1)
+    return min(float(found), framework.context_bytes)
 
 
 def dynamic_copies(costs: Costs, plan: Plan) -> dict[str, float]:
@@ -130,22 +153,24 @@ def _matrices(stages: Stages, unit: Unit) -> list[float]:
     return found or [params.dense + params.expert]
 
 
-def lead(lowered: Lowered) -> list[tuple[float, int]]:
+def lead(lowered: Lowered) -> list[tuple[float, float]]:
     """Return the launch-ahead memory of each pipeline rank: (bytes for each layer that the host is ahead of its device,
-    the rank's number of layers, which is the most that the host can be ahead).
+    the most layers that it can be ahead).
 
     It is memory of tensors that the host has freed and a collective on another stream still has to use, which the
     allocator cannot hand out until then (torch's ``record_stream``): in each layer two gathered tensors of full width
-    and two yet to be summed with sequence parallelism, two summed ones without. It begins with a step's second
-    microbatch: before that the host is not ahead.
+    and two yet to be summed with sequence parallelism, two summed ones without. From a step's second microbatch on the
+    host can be ahead by all of a rank's layers. In a step of one microbatch memory is the fullest where the backward
+    begins, when what is in flight is of the forward: half as many tensors as in both.
     """
     stages, c = lowered.stages, lowered.stages.context()
     pp = stages.plan.layout.pp
-    if c.tp == 1 or stages.plan.num_microbatches(stages.train.global_batch) < 2:
-        return [(0.0, 0)] * pp
+    if c.tp == 1:
+        return [(0.0, 0.0)] * pp
+    share = 1.0 if stages.plan.num_microbatches(stages.train.global_batch) > 1 else 0.5
     held = [0] * pp
     for stage, ranks in enumerate(lowered.actions.stage_ranks):
         for rank in ranks:
             held[rank] += len(stages.layers[stage])
     each = (4 if c.sp else 2) * c.tokens * c.model.hidden * c.element
-    return [(float(each), count) for count in held]
+    return [(float(each), count * share) for count in held]

@@ -63,6 +63,8 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             otherwise torch's DistributedDataParallel, whose buckets are memory of their own).
         gather_buffers: how many buffers of a microbatch's full width stay allocated for tensor-parallel products under
             sequence parallelism.
+        workspaces: whose workspaces for products lie among its tensors: ``torch``'s, or the ``engine``'s beside them
+            (Transformer Engine); "": nobody said, so that they are part of the context.
         etp: over how many ranks each expert is split (0: over ``tp``).
         logs: whose memory the framework logs: the ``first`` pipeline stage's, the ``last`` one's or the ``fullest``
             rank's.
@@ -98,6 +100,7 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     dispatch_from: int = 2
     bucket_bytes: int = 0
     gather_buffers: int = 0
+    workspaces: str = ""
     etp: int = 0
     logs: str = "fullest"
     source: str = ""

@@ -12,7 +12,7 @@ import numpy as np
 from meshwright.answer.flops import model_flops
 from meshwright.answer.intervals import interval_draws
 from meshwright.answer.prediction import RankMemory
-from meshwright.answer.rank_memory import OVERHEAD, RESERVED, rank_memory
+from meshwright.answer.rank_memory import OVERHEAD, RESERVED, rank_memory, workspace_bytes
 from meshwright.answer.risk import fit_probability
 from meshwright.cost import Costs, Framework
 from meshwright.cost.relatives import GENERATIONS, generation
@@ -136,8 +136,8 @@ def answer(row_id: str, asked: Case, costs_of: Callable[[Framework], Costs]) -> 
 def room(asked: Case) -> float:
     """Bytes that can be reserved beside a process's context on the smallest of the devices: an allocator gives cached
     blocks back before it asks for more than there is."""
-    least = min(island.device.memory_bytes for island in asked.cluster.islands)
-    return least - asked.framework.context_bytes
+    least = min((island.device for island in asked.cluster.islands), key=lambda device: device.memory_bytes)
+    return least.memory_bytes - asked.framework.context_bytes + workspace_bytes(asked.framework, least, asked.model)
 
 
 def logging(ranks: tuple[RankMemory, ...], whose: str) -> tuple[RankMemory, ...]:
