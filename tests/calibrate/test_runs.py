@@ -11,8 +11,10 @@ from meshwright.answer.rank_memory import OVERHEAD, rank_memory
 from meshwright.calibrate import logs, runs
 from meshwright.calibrate.framework import sharing
 from meshwright.calibrate.runs_memory import peak_errors
+from meshwright.calibrate.runs_words import WORDS, having, likely, open_words
 from meshwright.cli import main
-from meshwright.cost import load_framework, standard
+from meshwright.cost import Framework, load_framework, standard
+from meshwright.cost.framework import Defaults
 from meshwright.errors import MeshwrightError
 from meshwright.plan import parse as parse_plan
 from meshwright.simulate.step import simulate
@@ -80,25 +82,48 @@ def test_a_stack_is_begun_from_the_kind_that_its_runs_are_evidence_for(file):
     assert named.framework.source.startswith("fused, updated by 6 runs")
 
 
-def test_the_middle_of_stacks_stands_for_one_of_the_first_flash_attention():
-    """A profile whose name says a generation of FlashAttention, or whose attention is unfused, gets no other one."""
+def test_words_that_a_profile_leaves_open_are_those_that_change_it():
+    """A name that says a generation of FlashAttention closes that word, unfused attention has none; CUDA graphs are of
+    stacks of 8 bits; what a profile has already is not open."""
     base = load_framework("default")
-    assert [one.defaults.flash for one in runs.with_first_flash(base)] == [1]
-    assert not runs.with_first_flash(msgspec.structs.replace(base, name="default flash 2"))
-    assert not runs.with_first_flash(load_framework("unfused"))
+    words = {"first FlashAttention", "tokens sorted in one kernel", "experts' exchange beside compute"}
+    assert set(open_words(base, 16)) == words and set(open_words(base, 8)) == words | {"CUDA graphs"}
+    named = msgspec.structs.replace(base, name="default flash 2")
+    assert set(open_words(named, 16)) == words - {"first FlashAttention"}
+    assert "first FlashAttention" not in open_words(load_framework("unfused"), 16)
+    assert not open_words(having(base, frozenset(WORDS)), 8)
 
 
-def test_runs_of_long_sequences_tell_which_flash_attention_a_stack_runs():
-    """Runs made by the middle itself with the first FlashAttention, and without: each is recognised as what it is."""
-    base, cluster, train = load_framework("default"), load_cluster("8xa100_80gb"), parse_train("batch=8,seq=16384")
-    (first,), costs_of, model = runs.with_first_flash(base), sharing(standard), load_model("llama3.2-1b")
-    plans = [(words, parse_plan(words).on(8)) for words in ("dp8 mb1 full zero1", "tp4 dp2 mb1 zero1", "tp8 mb1")]
-    bare = [runs.OwnRun(i, model, cluster, train, plan, 1.0, words) for i, (words, plan) in enumerate(plans)]
-    for true in (first, base):
-        off = runs.errors(bare, true, costs_of)
-        made = [run._replace(seconds=float(np.exp(e))) for run, e in zip(bare, off)]
-        found = runs.likeliest(runs.weighed(made, base, [], costs_of), [], [0, 1, 2])
-        assert found.defaults.flash == true.defaults.flash
+def test_a_word_is_as_likely_as_among_the_families_of_the_kind_with_one_more_on_either_side():
+    """Two families of 8 bits, one with graphs, and one of 16 bits without, which weighs a tenth: 2 in 4.1."""
+    plain, graphed = (Defaults(graphs=graphs) for graphs in (False, True))
+    stacks = [
+        Framework(name="a", bits=(8,), kernels="fused", pinned=("x",), flagged=False, defaults=graphed),
+        Framework(name="b", bits=(8,), kernels="fused", pinned=("x",), flagged=False, defaults=plain),
+        Framework(name="c", bits=(16,), kernels="fused", pinned=("x",), flagged=False, defaults=plain),
+    ]
+    base = load_framework("default")
+    assert likely("CUDA graphs", base, 8, stacks) == pytest.approx(2 / 4.1)
+    assert likely("first FlashAttention", base, 8, stacks) == 0.5
+
+
+def test_runs_tell_which_words_a_stack_has_and_words_that_change_none_are_not_asked():
+    """Runs made by the middle itself with a word, and without: each is recognised as what it is. Long sequences tell of
+    FlashAttention; small layers of 8 bits, which the host issues, of CUDA graphs."""
+    base, cluster, model = load_framework("default"), load_cluster("8xh100"), load_model("llama3.2-1b")
+    plans = [(words, parse_plan(words).on(8)) for words in ("dp8 mb1 zero1", "tp4 dp2 mb1 zero1", "tp8 mb1")]
+    for word, train in (
+        ("first FlashAttention", "batch=8,seq=16384"),
+        ("CUDA graphs", "batch=8,seq=512,dtype=fp8"),
+    ):
+        found = parse_train(train)
+        bare = [runs.OwnRun(i, model, cluster, found, plan, 1.0, words) for i, (words, plan) in enumerate(plans)]
+        for true in (having(base, frozenset({word})), base):
+            off = runs.errors(bare, true, sharing(standard))
+            made = [run._replace(seconds=float(np.exp(e))) for run, e in zip(bare, off)]
+            kinds = runs.StackKinds(made, base, [], sharing(standard))
+            assert word in kinds.words and "tokens sorted in one kernel" not in kinds.words
+            assert kinds.likeliest([], [0, 1, 2]).defaults == true.defaults
 
 
 def test_evidence_is_the_error_that_a_kinds_spread_does_not_explain():
@@ -106,16 +131,15 @@ def test_evidence_is_the_error_that_a_kinds_spread_does_not_explain():
     near, far = (load_framework(name) for name in ("megatron-lm", "nanotron"))
 
     def told(kind, error, before=0.0, slope=none):
-        return runs.Weighed(kind, np.full(3, error), slope, before)
+        return runs.evidence(runs.Weighed(kind, np.full(3, error), slope, before), known, [0, 1, 2])
 
-    pick = [0, 1, 2]
-    assert runs.likeliest([told(far, 0.5), told(near, 0.05)], known, pick) == near
+    assert told(near, 0.05) > told(far, 0.5)
     # what is likelier before anything is known is taken where the runs say little
-    assert runs.likeliest([told(far, 0.06, before=2.0), told(near, 0.05)], known, pick) == far
+    assert told(far, 0.06, before=2.0) > told(near, 0.05)
     # an error along what varies between stacks is explained, the same error in no such direction is not
     along = none.copy()
     along[:, 0] = 1.0
-    assert runs.likeliest([told(far, 0.8, slope=along), told(near, 0.8)], known, pick) == far
+    assert told(far, 0.8, slope=along) > told(near, 0.8)
 
 
 def test_the_prior_lets_constants_vary_as_known_stacks_do():

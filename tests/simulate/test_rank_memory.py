@@ -31,7 +31,9 @@ def held(words, framework=PLAIN, train=TRAIN, cluster=CLUSTER, model=MODEL):
 def test_workspaces_of_products_are_those_of_torch_and_of_transformer_engine():
     """torch lends cuBLAS 4096 KiB twice and 16 KiB eight times, on Hopper 32 MiB; Transformer Engine 4 MiB, 32 MiB from
     Hopper on, for each of the four streams of a mixture's products. They are taken out of the context."""
-    moe = transformer(name="moe", layers=LAYERS, hidden=HIDDEN, heads=8, vocab=VOCAB, experts=4, top_k=1, moe_ffn=HIDDEN)
+    moe = transformer(
+        name="moe", layers=LAYERS, hidden=HIDDEN, heads=8, vocab=VOCAB, experts=4, top_k=1, moe_ffn=HIDDEN
+    )
     before, hopper = 2 * 4096 * 2**10 + 8 * 16 * 2**10, 32 * 2**20
     for whose, cluster, model, num_bytes in (
         ("torch", "8xa100", MODEL, before),

@@ -3,8 +3,9 @@
 A run is a question and the seconds its step took, and where it is stated the peak of its memory. The prior is a
 mixture: half of it is the middle of all stacks, the other half every stack that is known, as one stack overlaps and
 fuses what another does not, which no constant says; around each its constants vary together as those of the known
-stacks do. Which FlashAttention a stack runs no constant says either: the middle of all stacks stands there with its own
-and with the first. The kind whose evidence in the runs is the largest is taken (or the one that is named), and within
+stacks do. Words that some stacks have and others have not, such as the first FlashAttention or CUDA graphs
+(``runs_words.py``), no constant says either: the middle of all stacks stands there with and without each. The kind
+whose evidence in the runs is the largest is taken (or the one that is named), and within
 it the posterior's mode, by damped least squares over the logarithms. The error that counts is of runs left out.
 """
 
@@ -24,6 +25,7 @@ from meshwright.answer.intervals import LEAST_SIGMA
 from meshwright.calibrate import logs
 from meshwright.calibrate.framework import CONSTANTS, sharing
 from meshwright.calibrate.runs_memory import peak_errors, with_peaks
+from meshwright.calibrate.runs_words import having, likely, open_words
 from meshwright.cost import Costs, Framework, frameworks, load_framework
 from meshwright.cost.framework import overlapped_as_usual
 from meshwright.errors import Diagnostic, MeshwrightError
@@ -34,7 +36,7 @@ from meshwright.spec.cluster import Cluster
 from meshwright.spec.cluster import load as load_cluster
 from meshwright.spec.model import Model
 from meshwright.spec.model import load as load_model
-from meshwright.spec.workload import Train
+from meshwright.spec.workload import DTYPE_BYTES, Train
 from meshwright.spec.workload import parse as parse_train
 from meshwright.validate.tables import number, text_of
 
@@ -57,8 +59,8 @@ OBSERVED, ROBUST = 0.1, 1.5
 #: Degrees of freedom of the distribution under which kinds of stacks are weighed: few, so that one odd run among a
 #: handful does not decide.
 FREEDOM = 4.0
-#: The word of a profile's name that says a generation of FlashAttention (``cost/unknown.py``).
-FLASH = "flash"
+#: A word changes a run whose predicted time it moves by this share.
+CHANGES = 0.002
 #: Step of the logarithms for a slope; the factor on kernels is better known than the others.
 NUDGE = {"kernel_slowdown": 0.05}
 #: Smallest and largest values that are believable; of the slowdown those of the factor on kernels.
@@ -181,38 +183,55 @@ class Weighed(NamedTuple):
     before: float
 
 
-def weighed(
-    runs: list[OwnRun], base: Framework, others: list[Framework], costs_of: Callable[[Framework], Costs]
-) -> list[Weighed]:
-    """Return the kinds of stacks that runs may be of: `base`, as likely as all `others` together, and those. Its share
-    is halved between the FlashAttention it runs and the first, where it leaves that open."""
-    bases = [base, *with_first_flash(base)]
-    each = log(max(1, len(others)) / len(bases))
-    shares = [(one, each) for one in bases] + [(one, 0.0) for one in others]
-    return [Weighed(kind, *_slopes(runs, kind, _logs(kind), costs_of), before) for kind, before in shares]
+class StackKinds:
+    """The kinds of stacks that runs may be of: `base`, as likely as all `others` together, and those.
+
+    Of the words that `base` leaves open and that change what is predicted for a run each is as likely as it is among
+    the others, whatever the rest are; they are tried one after the other, so long as they make the runs likelier."""
+
+    def __init__(
+        self, runs: list[OwnRun], base: Framework, others: list[Framework], costs_of: Callable[[Framework], Costs]
+    ):
+        self.runs, self.base, self.costs_of = runs, base, costs_of
+        self.others = [Weighed(one, *_slopes(runs, one, _logs(one), costs_of), 0.0) for one in others]
+        self._with: dict[frozenset[str], Weighed] = {}
+        self._share = log(max(1, len(others)))
+        plain = errors(runs, base, costs_of)
+        bits = 8 if any(DTYPE_BYTES[run.train.dtype] < 2 for run in runs) else 16
+        changed = {word: errors(runs, having(base, frozenset({word})), costs_of) for word in open_words(base, bits)}
+        moved = [word for word, wrong in changed.items() if np.abs(wrong - plain).max() > CHANGES]
+        self.words = {word: likely(word, base, bits, others) for word in moved}
+
+    def having(self, words: frozenset[str]) -> Weighed:
+        """Return the base with some words."""
+        if words not in self._with:
+            kind = having(self.base, words)
+            before = sum(log(share if word in words else 1 - share) for word, share in self.words.items())
+            found = _slopes(self.runs, kind, _logs(kind), self.costs_of)
+            self._with[words] = Weighed(kind, *found, self._share + before)
+        return self._with[words]
+
+    def likeliest(self, known: list[Framework], pick: list[int]) -> Framework:
+        """Return the kind for which some of the runs are the strongest evidence, under a spread of its constants like
+        that of the known stacks."""
+        words: frozenset[str] = frozenset()
+        best = self.having(words)
+        while len(words) < len(self.words):
+            more = [words | {word} for word in self.words if word not in words]
+            found = max(more, key=lambda w: evidence(self.having(w), known, pick))
+            if evidence(self.having(found), known, pick) <= evidence(best, known, pick):
+                break
+            words, best = found, self.having(found)
+        return max([best, *self.others], key=lambda one: evidence(one, known, pick)).kind
 
 
-def with_first_flash(base: Framework) -> list[Framework]:
-    """Return the profile with the first FlashAttention (2205.14135) for its attention, where it leaves open which one
-    it runs: nothing if it runs that one already, or unfused attention, or if its name says a generation."""
-    usual = base.defaults
-    if usual.attention != "flash" or usual.flash == 1 or FLASH in base.name.split():
-        return []
-    return [msgspec.structs.replace(base, defaults=msgspec.structs.replace(usual, flash=1))]
-
-
-def likeliest(kinds: list[Weighed], known: list[Framework], pick: list[int]) -> Framework:
-    """Return the kind of stack for which some of the runs are the strongest evidence, under a spread of its constants
-    like that of the known stacks."""
-
-    def evidence(one: Weighed) -> float:
-        wrong, slope = one.wrong[pick], one.slope[pick]
-        covariance = slope @ prior(one.kind, known)[1] @ slope.T + OBSERVED**2 * np.eye(len(pick))
-        off = float(wrong @ np.linalg.solve(covariance, wrong))
-        size = float(np.linalg.slogdet(covariance)[1])
-        return one.before - 0.5 * ((FREEDOM + len(pick)) * log(1 + off / FREEDOM) + size)
-
-    return max(kinds, key=evidence).kind
+def evidence(one: Weighed, known: list[Framework], pick: list[int]) -> float:
+    """Return the logarithm of how likely a kind of stack is after some of the runs, but for a constant."""
+    wrong, slope = one.wrong[pick], one.slope[pick]
+    covariance = slope @ prior(one.kind, known)[1] @ slope.T + OBSERVED**2 * np.eye(len(pick))
+    off = float(wrong @ np.linalg.solve(covariance, wrong))
+    size = float(np.linalg.slogdet(covariance)[1])
+    return one.before - 0.5 * ((FREEDOM + len(pick)) * log(1 + off / FREEDOM) + size)
 
 
 def fit(
@@ -229,10 +248,10 @@ def fit(
     Each run is predicted without itself, unless they are not to be `left_out`."""
     costs_of = sharing(costs_of)
     known = list(kinds) or known_stacks()
-    table = weighed(runs, base, known, costs_of) if kinds else []
+    table = StackKinds(runs, base, known, costs_of) if kinds else None
 
     def learnt(pick: list[int]) -> Framework:
-        kind = likeliest(table, known, pick) if table else base
+        kind = table.likeliest(known, pick) if table else base
         return updated([runs[i] for i in pick], kind, known, costs_of)
 
     own = learnt(list(range(len(runs))))
