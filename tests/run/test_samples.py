@@ -2,23 +2,28 @@
 
 import gzip
 import json
+import socket
 import struct
 import zipfile
 
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 import meshwright as mw
 from meshwright.cli import main
 from meshwright.errors import MeshwrightError
 from meshwright.plan import check
-from meshwright.run import data
-from meshwright.run.data import Augment, tokenizer
+from meshwright.run import data, loop
+from meshwright.run.data import Augment, labelled, tokenizer
 from meshwright.run.data.augment import read
+from meshwright.run.settings import Settings
+from meshwright.run.world import World
 from meshwright.spec.model import from_config
 from meshwright.spec.workload import Train
 from tests.run.classifiers import SOFTMAX, model
+from tests.run.processes import launch as launch_forked
 
 RNG = np.random.default_rng(0)
 ON = mw.load_cluster("1xh100")
@@ -76,7 +81,70 @@ def test_a_part_is_held_out_that_is_never_trained_on_nor_changed(tmp_path):
     assert sorted(np.concatenate((train.chosen, held.chosen))) == list(range(COUNT)) and len(held.chosen) == 8
     assert (held.batch(0).tokens != 0).all() and (train.batch(0).tokens == 0).any()
     with pytest.raises(ValueError, match="are held out"):
-        data.held_out(found, 0.1)
+        data.held_out(found, 0.01)
+    with pytest.raises(ValueError, match="are held out"):
+        data.held_out(found, 0.9)
+
+
+def test_every_held_out_sample_is_judged_once_whatever_the_batch(tmp_path):
+    values = np.arange(COUNT, dtype=np.float64).repeat(SIDE**2 * 3).reshape(COUNT, 3, SIDE, SIDE)
+    for share, rows, batches in ((0.1, 4, 1), (0.3, 12, 2)):
+        _, held = data.held_out(opened(tmp_path, images=values, labels=LABELS), share)
+        assert held.num_sequences == 8 * batches
+        batches = [held.batch(number) for number in range(batches)]
+        counted = [one.targets >= 0 for one in batches]
+        assert sum(int(some.sum()) for some in counted) == rows
+        seen = np.concatenate([one.tokens[some][:, 0, 0, 0] for one, some in zip(batches, counted)]).astype(int)
+        known = np.concatenate([one.targets[some] for one, some in zip(batches, counted)])
+        assert sorted(seen) == sorted(set(held.chosen)) and (known == LABELS[seen]).all()
+
+
+@pytest.mark.parametrize(("plan", "ranks"), [("dp1 mb16", 1), ("dp2 mb8", 2)])
+def test_a_batch_larger_than_what_is_held_out_is_judged_as_a_small_one_is(plan, ranks, tmp_path):
+    """Loss and accuracy of one model on 12 samples: in batches of 16, of 4 and by hand."""
+    whose, features = np.arange(60) >= 48, RNG.normal(size=(60, 12))
+    np.savez(tmp_path / "some.npz", features=features, labels=np.arange(60) % 5, held_out=whose)
+    found, built = [], str(data.build(str(tmp_path / "some.npz"), tokenizer.Bytes(), tmp_path / "cache"))
+    for text, batch in ((plan, 16), (plan.replace("16", "4").replace("8", "2"), 4)):
+        train = Train(global_batch=batch, seq_len=1, features=12, optimizer="sgd", dtype="fp32")
+        job = loop.Job(model=model(SOFTMAX), plan=mw.parse_plan(text), train=train, steps=1, judged_every=1, quiet=True,
+                       settings=Settings(lr=0.0, precision="float64"), corpus=built)  # fmt: skip
+        said = launch_forked(ranks, judged_by, job)[0]
+        found.append(said)
+    assert found[0] == pytest.approx(found[1], rel=1e-12) and found[0][1] * 12 == pytest.approx(round(found[0][1] * 12))
+
+
+def judged_by(rank, job):
+    ranks = job.plan.num_ranks
+    said = loop.train(World(rank, ranks, rank, ranks, socket.gethostname(), torch.device("cpu")), job)
+    return said["judged"][1], said["accuracy"][1]
+
+
+def test_a_file_says_which_samples_are_held_out(tmp_path):
+    whose = np.arange(COUNT) % 4 == 3
+    found = opened(tmp_path, images=BYTES, labels=LABELS, held_out=whose)
+    assert (found.chosen == np.flatnonzero(~whose)).all() and found.own_held_out
+    train, held = data.held_out(found, 0.5)
+    assert train is found and set(held.chosen) == set(np.flatnonzero(whose))
+    assert set(found.judged().chosen) == set(held.chosen)  # of --eval-data
+
+
+def test_the_digits_that_come_with_the_program_are_the_published_ones(tmp_path):
+    """Counts of classes of the published test set: optdigits.names, part 7."""
+    arrays = labelled.read("digits")
+    assert np.bincount(arrays["labels"]).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    assert arrays["images"].shape == (1797, 8, 8) and arrays["images"].max() == 16
+    assert np.flatnonzero(arrays["held_out"]).tolist() == list(range(1437, 1797))
+    built = data.build("digits", tokenizer.Bytes(), tmp_path / "cache")
+    for name, words, shape in (("resnet", "image=8", (24, 1, 8, 8)), ("softmax", "features=64", (24, 64))):
+        of = mw.load_model(f"digits-{name}")
+        found = data.load(built, mw.parse_train(f"batch=24,{words}"), vocab=10, model=of)
+        assert found.batch(0).tokens.shape == shape and found.num_sequences == 1437
+    every = np.concatenate([found.batch(step).tokens for step in range(59)])
+    assert abs(float(every.mean())) < 0.01 and float(every.std()) == pytest.approx(1, abs=0.01)
+    first = arrays["images"][found.chosen].reshape(-1, 64)
+    back = np.round(found.batch(0).tokens.numpy() * found.std[0] * 255 + found.mean[0] * 255)
+    assert all((first == row).all(1).any() for row in back)  # pixels in rows
 
 
 def test_images_are_changed_by_seed_and_place_whoever_makes_them(tmp_path):
@@ -216,6 +284,21 @@ WRONG = {
         "D012",
         "clients has a value that is not finite",
     ),
+    "none held out": (
+        {"images": BYTES, "labels": LABELS, "held_out": LABELS > 9},
+        "D012",
+        "held_out is true of 0 of 40 samples",
+    ),
+    "held out by numbers": (
+        {"images": BYTES, "labels": LABELS, "held_out": LABELS},
+        "D012",
+        "neither true nor false",
+    ),
+    "held out of others": (
+        {"images": BYTES, "labels": LABELS, "held_out": LABELS[:7] > 2},
+        "D012",
+        r"held_out has the shape \[7\]",
+    ),
     "few": ({"images": BYTES[:4], "labels": LABELS[:4]}, "D005", "there are 4 samples, and a step trains 8"),
 }
 
@@ -272,6 +355,7 @@ REFUSED = {
     "--eval-data good.npz": "--eval-every says when",
     "--world skew=0.3": "replicas of this plan are none",
     "--plan dp2_mb4_sync=fedavg:h=2 --on 2xh100 --data whose.npz --world skew=0.3": "samples say whose each is",
+    "--eval-every 1 --held-out 0.2 --data held.npz": "the data say which samples are held out",
     "--eval-every 1 --eval-data bad.npz": "--eval-data bad.npz",
     "--eval-every 1 --eval-data none.npz": "--eval-data none.npz",
 }
@@ -284,6 +368,7 @@ def test_options_that_do_not_go_with_samples_are_one_clear_error(words, tmp_path
     (tmp_path / "some.json").write_text(json.dumps(SOFTMAX))
     np.savez("good.npz", features=RNG.normal(size=(40, 12)), labels=LABELS)
     np.savez("whose.npz", features=RNG.normal(size=(40, 12)), labels=LABELS, clients=LABELS)
+    np.savez("held.npz", features=RNG.normal(size=(40, 12)), labels=LABELS, held_out=LABELS > 2)
     np.savez("bad.npz", features=RNG.normal(size=(40, 12)))
     asked = {"--on": "1xh100", "--train": "batch=8,features=12", "--plan": "dp1 mb8", "--data": "good.npz"}
     said = [word.replace("_", " ") for word in words.split()]

@@ -24,7 +24,7 @@ class CatalogOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: options.positional(
         "KIND",
-        "models, recommenders, graphs, devices, clusters, schedules, frameworks, links, presets, traces; else all.",
+        "models, recommenders, graphs, devices, clusters, schedules, frameworks, links, presets, traces or samples.",
     ) = ""
     name: options.positional("NAME", "One entry in full; for clusters also a short name such as 64xh100.") = ""
     toml: options.switch("A cluster as a commented TOML file, to change and to give to --on.") = False

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 
 from meshwright import catalog
-from meshwright.errors import Diagnostic, nearest
+from meshwright.errors import Diagnostic, MeshwrightError, nearest
 from meshwright.spec.hardware import sourced
 
 
@@ -249,7 +250,6 @@ def _links() -> list[dict[str, Any]]:
 
 
 def _link(name: str) -> dict[str, Any]:
-    from meshwright.errors import MeshwrightError
     from meshwright.spec.links import by_word, links, named
 
     word = name.strip().lower()
@@ -293,6 +293,24 @@ def _trace(name: str) -> dict[str, Any]:
     return msgspec.to_builtins(one) | {"said": one.said}
 
 
+def _samples() -> list[dict[str, Any]]:
+    columns = ("samples", "held_out", "classes", "licence", "title", "source")
+    return [{"name": name} | {key: _sampled(name)[key] for key in columns} for name in catalog.names("samples")]
+
+
+def _sampled(name: str) -> dict[str, Any]:
+    """The entry, and how it is said.
+
+    Raises:
+        MeshwrightError: X011 for a name that is none.
+    """
+    known = catalog.names("samples")
+    if name not in known:
+        raise MeshwrightError.one("X011", f"no labelled samples {name!r}", help=nearest(name, list(known)))
+    entry = tomllib.loads(catalog.folder("samples").joinpath(f"{name}.toml").read_text(encoding="utf-8"))
+    return {"name": name, **entry, "said": f"--data {name}"}
+
+
 KINDS = {
     "models": EntryKind(_models, _model),
     "recommenders": EntryKind(_recommenders, _recommender),
@@ -304,6 +322,7 @@ KINDS = {
     "links": EntryKind(_links, _link),
     "presets": EntryKind(_presets, _preset),
     "traces": EntryKind(_traces, _trace),
+    "samples": EntryKind(_samples, _sampled),
 }
 
 

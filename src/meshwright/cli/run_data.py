@@ -103,6 +103,8 @@ def opened(given: RunOptions, model: Model, train: Train, plan: Plan, words: str
     if getattr(text, "clients", None) is not None and given.world and (said := read(given.world).clients) and said.skew:
         help = "samples say whose each is (clients [N]): drop one of them"
         raise MeshwrightError([bad(f"--world skew={said.skew:g}", help)])
+    if given.held_out and getattr(text, "own_held_out", False):
+        raise MeshwrightError([bad(f"--held-out {given.held_out}", "the data say which samples are held out: drop it")])
     judged = ""
     if given.eval_data:
         judged, _ = load(given.eval_data, EVAL_DATA)

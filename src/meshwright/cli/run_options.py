@@ -18,7 +18,7 @@ images and labels, CIFAR's binary files or MNIST's. With --denoise in place of -
 images from --weights, and the images of a plan that does not wait are compared with those of one that does.
 
 Exit code 0: trained, or ended on request; 1: a process died or the loss was not a number; 2: the question is wrong."""
-DATA = "--data FILE, a text file, a .jsonl file, a folder of them or the word sample; or labelled images, FILE.npz"
+DATA = "--data FILE, a text file, a .jsonl, a folder of them or the word sample; or labelled images, FILE.npz or digits"
 STEPS = 20
 #: The framework profile of what runs here, where neither the user nor the device names one.
 OWN = "meshwright"
@@ -62,7 +62,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     framework: options.text("NAME", "Whose host and memory costs predict: meshwright catalog frameworks.") = ""
     data: options.text(
         "PATH",
-        "Text to train on: a file, .jsonl, .parquet, .arrow, .bin, .ds, a folder, a=0.7,b=0.3; or labelled .npz.",
+        "Text to train on: a file, .jsonl, .parquet, .arrow, .bin, .ds, a folder, a=0.7,b=0.3; or .npz, digits.",
     ) = ""
     lengths: options.text("FILE.csv", "Write the lengths of the text's documents, for a workload's lengths=.") = ""
     routing: options.text("FILE.json", "Write the choices of the model's routers, for a workload's routing=.") = ""

@@ -88,7 +88,7 @@ class Judge:
     """Judges what a trainer holds by held-out text: every replica its share of the rows, with its own parameters, so
     that of replicas that differ it is the mean of their losses. Ranks do the forwards of their schedule, without
     dropout; those of several pools hand hidden states on as in a step, and groups of ranks are formed for each batch.
-    Of text some batches are judged, of labelled samples all whole ones."""
+    Of text some batches are judged, of labelled samples all."""
 
     def __init__(self, trainer: Trainer, held: Corpus, skipped: int = 0):
         """`skipped`: the first tokens of sequences of which nothing is judged."""
@@ -99,6 +99,8 @@ class Judge:
         self.accuracy: float | None = None
         if not naming.labelled(trainer.model):
             self.batches = min(BATCHES, self.batches)
+        #: Sequences or samples that are judged.
+        self.count = self.batches * held.global_batch - getattr(held, "padding", 0)
         self.pipeline = trainer.forwards()
 
     def loss(self) -> float:
@@ -130,8 +132,8 @@ class Judge:
         if not mesh["world"].alone:
             dist.all_reduce(total, group=mesh["world"].handle)
         if naming.classifies(trainer.model) and trainer.model.head.loss == CROSS_ENTROPY:
-            self.accuracy = self._right() / (self.batches * self.held.global_batch)
-        return float(total) / trainer.rounds.replicas / self.batches
+            self.accuracy = self._right() / self.count
+        return float(total) / trainer.rounds.replicas / (self.count / self.held.global_batch)
 
     def _right(self) -> int:
         """Samples of all ranks that were classified rightly; collective."""

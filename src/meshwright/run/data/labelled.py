@@ -2,10 +2,11 @@
 
 ``FILE.npz`` has ``labels`` [N] and either ``images``, [N, height, width, channels], [N, channels, height, width] or
 [N, height, width] (of videos [N, frames, ...]), or ``features`` [N, width]; it may have ``mean`` and ``std``
-[channels], by which images of bytes are normalised once they are between 0 and 1 (0.5 each unless it does), and
-``clients`` [N], whose sample each is. A folder of CIFAR's binary files (Krizhevsky 2009) and MNIST's idx files (LeCun
-et al. 1998), compressed or not, are read as they are published. Numbers of other types than bytes are taken as they
-are.
+[channels], by which images of bytes are normalised once they are between 0 and 1 (0.5 each unless it does),
+``clients`` [N], whose sample each is, and ``held_out`` [N], true for those that judge and are never trained on. A
+folder of CIFAR's binary files (Krizhevsky 2009) and MNIST's idx files (LeCun et al. 1998), compressed or not, are read
+as they are published. Numbers of other types than bytes are taken as they are. A name of the catalog, ``digits``, is
+the file that comes with the program.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright import catalog
 from meshwright.errors import MeshwrightError
 
-META, INPUTS, LABELS, CLIENTS = "labelled.json", "inputs.bin", "labels.bin", "clients.bin"
+META, INPUTS, LABELS, CLIENTS, HELD = "labelled.json", "inputs.bin", "labels.bin", "clients.bin", "held.bin"
 #: Part of a build's key, so that another version builds another.
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 #: Where the two forms of CIFAR lie in a row of bytes: labels first, then red, green and blue of 32 x 32 pixels.
 CIFAR_SIDE, CIFAR10_LABELS, CIFAR100_LABELS = 32, 1, 2
 #: The beginning of MNIST's files: two zero bytes, bytes as the type, and how many dimensions there are.
@@ -34,7 +36,9 @@ IDX_IMAGES, IDX_LABELS = b"\0\0\x08\x03", b"\0\0\x08\x01"
 #: Mean and standard deviation that bytes are normalised by, once they are between 0 and 1, unless a file says it.
 USUAL = 0.5
 #: Arrays of a .npz that are read; others may lie beside them.
-_INPUTS, _ARRAYS = ("images", "features"), ("images", "features", "labels", "mean", "std", "clients")
+_INPUTS, _ARRAYS = ("images", "features"), ("images", "features", "labels", "mean", "std", "clients", "held_out")
+#: Arrays with a value for each sample, and the numpy kinds of each.
+_EACH = {"clients": "uifUS", "held_out": "b"}
 #: Raised for files that are damaged, encrypted or packed as nothing here unpacks, or say sizes that no memory holds.
 _UNREADABLE = (OSError, ValueError, RuntimeError, MemoryError, EOFError, BadZipFile, zlib.error, struct.error)
 _HELP = "a .npz with labels [N] and images [N, H, W, C] or features [N, F], CIFAR's binary files or MNIST's idx files"
@@ -42,7 +46,7 @@ _HELP = "a .npz with labels [N] and images [N, H, W, C] or features [N, F], CIFA
 
 class LabelledMeta(msgspec.Struct, frozen=True, kw_only=True):
     """The header of labelled samples: numpy types and shapes of inputs and labels, how bytes are normalised, and how
-    many ``clients`` they are of, 0 where nobody says."""
+    many ``clients`` they are of, 0 where nobody says. ``held``: they say which are held out."""
 
     kind: str
     shape: tuple[int, ...]
@@ -51,6 +55,7 @@ class LabelledMeta(msgspec.Struct, frozen=True, kw_only=True):
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     clients: int = 0
+    held: bool = False
 
 
 def _bad(path: str | Path, why: str, help: str = _HELP) -> MeshwrightError:
@@ -59,6 +64,8 @@ def _bad(path: str | Path, why: str, help: str = _HELP) -> MeshwrightError:
 
 def samples(name: str) -> list[Path]:
     """Return the files of the labelled samples that a name means; [] where it means text."""
+    if name in catalog.names("samples"):
+        return [catalog.folder("samples") / f"{name}.npz"]
     path = Path(name)
     if path.suffix == ".npz":
         return [path]
@@ -164,8 +171,9 @@ def _check(arrays: dict[str, NDArray[Any]], name: str) -> None:
     kind = "images" if "images" in arrays else "features"
     values, labels = arrays[kind], arrays["labels"]
     for key, array in arrays.items():
-        if array.dtype.kind not in ("uif" if key != "clients" else "uifUS"):
-            raise _bad(name, f"{key} are of type {array.dtype}, which is no number")
+        if array.dtype.kind not in (kinds := _EACH.get(key, "uif")):
+            wanted = "no number" if kinds != "b" else "neither true nor false"
+            raise _bad(name, f"{key} are of type {array.dtype}, which is {wanted}")
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise _bad(name, f"{key} has a value that is not finite", "put numbers for NaN and inf")
     if values.ndim not in ((3, 4, 5) if kind == "images" else (2,)):
@@ -181,8 +189,11 @@ def _check(arrays: dict[str, NDArray[Any]], name: str) -> None:
             raise _bad(name, f"{key} has the shape {list(arrays[key].shape)}", f"{key} [channels], or one for all")
     if "std" in arrays and (least := float(arrays["std"].min())) <= 0:
         raise _bad(name, f"std has the value {least:g}", "std [channels] above 0, by which channels are divided")
-    if "clients" in arrays and arrays["clients"].shape != (len(labels),):
-        raise _bad(name, f"clients has the shape {list(arrays['clients'].shape)}, and there are {len(labels):,} labels")
+    for key in _EACH.keys() & arrays.keys():
+        if arrays[key].shape != (len(labels),):
+            raise _bad(name, f"{key} has the shape {list(arrays[key].shape)}, and there are {len(labels):,} labels")
+    if "held_out" in arrays and (count := int(arrays["held_out"].sum())) in (0, len(labels)):
+        raise _bad(name, f"held_out is true of {count:,} of {len(labels):,} samples", "true for some, false for others")
 
 
 def write(folder: Path, arrays: dict[str, NDArray[Any]]) -> None:
@@ -196,6 +207,8 @@ def write(folder: Path, arrays: dict[str, NDArray[Any]]) -> None:
         _, of = np.unique(arrays["clients"], return_inverse=True)
         clients = int(of.max()) + 1
         (folder / CLIENTS).write_bytes(of.astype("<i8").tobytes())
+    if "held_out" in arrays:
+        (folder / HELD).write_bytes(arrays["held_out"].astype(np.uint8).tobytes())
     (folder / INPUTS).write_bytes(np.ascontiguousarray(kept).tobytes())
     (folder / LABELS).write_bytes(labels.tobytes())
     meta = LabelledMeta(
@@ -204,6 +217,7 @@ def write(folder: Path, arrays: dict[str, NDArray[Any]]) -> None:
         label_kind=labels.dtype.str,
         label_shape=tuple(labels.shape),
         clients=clients,
+        held="held_out" in arrays,
         **said,
     )
     (folder / META).write_bytes(msgspec.json.encode(meta))
@@ -220,4 +234,5 @@ def whole(folder: Path) -> bool:
     sizes = {INPUTS: np.dtype(meta.kind).itemsize * int(np.prod(meta.shape, dtype=np.int64))}
     sizes[LABELS] = np.dtype(meta.label_kind).itemsize * int(np.prod(meta.label_shape, dtype=np.int64))
     sizes |= {CLIENTS: 8 * meta.shape[0]} if meta.clients else {}
+    sizes |= {HELD: meta.shape[0]} if meta.held else {}
     return all((folder / name).stat().st_size == size for name, size in sizes.items())

@@ -7,6 +7,7 @@ image is changed, by (seed, place in that order).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from math import isqrt
 from pathlib import Path
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.run.data.augment import AS_THEY_ARE, Augment
 from meshwright.run.data.corpus import Batch, permute, sequences
-from meshwright.run.data.labelled import CLIENTS, INPUTS, LABELS, USUAL, LabelledMeta, read_meta
+from meshwright.run.data.labelled import CLIENTS, HELD, INPUTS, LABELS, USUAL, LabelledMeta, read_meta
 from meshwright.spec.convolution import SQUARE
 from meshwright.spec.diffusion import Latents
 from meshwright.spec.model import Model
@@ -28,17 +29,21 @@ from meshwright.spec.vectors import FeatureVectors
 from meshwright.spec.workload import Train
 
 #: The key of the permutation whose end is held out: one that no epoch has.
-HELD = (0, 2**32)
+HELD_KEY = (0, 2**32)
+#: The class of rows that fill up a batch of samples to judge by: cross-entropy leaves them out.
+PADDING = -100
 
 
 class SampleLayout(NamedTuple):
     """Where an array has an image's channels: ``first``, ``last`` or, of one channel, in no dimension (``none``); "" of
-    features, which are no images."""
+    features, which are no images, and ``flat`` of images whose pixels, row by row, are features."""
 
     channels: str
 
     def images(self, some: NDArray[Any]) -> NDArray[Any]:
-        """Images [n, channels, height, width], or videos [n, frames, ...]; features as they are."""
+        """Images [n, channels, height, width], or videos [n, frames, ...]; features [n, width]."""
+        if self.channels == "flat":
+            return some.reshape(len(some), -1)
         if self.channels == "none":
             return np.expand_dims(some, -3)
         return np.moveaxis(some, -1, -3) if self.channels == "last" else some
@@ -46,7 +51,8 @@ class SampleLayout(NamedTuple):
 
 class LabelledSamples(msgspec.Struct, frozen=True, kw_only=True):
     """Samples as one corpus to what trains on it: those ``chosen`` [n] of ``inputs`` and ``labels`` [N] on disk;
-    ``clients`` [N] says whose each is. Steps take turns on ``clusters``, equal runs of them; 0 for none."""
+    ``clients`` [N] says whose each is, ``held`` [h] are those that their file holds out. Steps take turns on
+    ``clusters``, equal runs of them; 0 for none. The last ``padding`` of those chosen fill up a batch to judge by."""
 
     inputs: NDArray[Any]
     labels: NDArray[Any]
@@ -58,7 +64,9 @@ class LabelledSamples(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     augment: Augment = AS_THEY_ARE
     clients: NDArray[np.int64] | None = None
+    held: NDArray[np.int64] | None = None
     clusters: int = 0
+    padding: int = 0
 
     #: That of text in rows, of which there are none here.
     rows: None = None
@@ -68,6 +76,11 @@ class LabelledSamples(msgspec.Struct, frozen=True, kw_only=True):
     def num_sequences(self) -> int:
         """The samples."""
         return len(self.chosen)
+
+    @property
+    def own_held_out(self) -> bool:
+        """Whether their file says which are held out."""
+        return self.held is not None
 
     def lengths(self) -> None:
         """Nothing: samples are no documents."""
@@ -134,7 +147,11 @@ class LabelledSamples(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"a global batch of {count} does not divide by {dp_size}")
         rows = count // dp_size
         places = np.arange(first + dp_index * rows, first + (dp_index + 1) * rows)
-        return self._made(some[sequences(places, len(some), self.seed)], places)
+        drawn = sequences(places, len(some), self.seed)
+        found = self._made(some[drawn], places)
+        if self.padding:
+            found.targets[torch.from_numpy(drawn >= len(some) - self.padding)] = PADDING
+        return found
 
     def _made(self, rows: NDArray[np.int64], places: NDArray[np.int64]) -> Batch:
         """The batch of some rows, which stand at these places of the order that they are drawn in."""
@@ -142,29 +159,42 @@ class LabelledSamples(msgspec.Struct, frozen=True, kw_only=True):
         if found.dtype == np.uint8:
             mean, std = (np.float32(one).reshape(-1, *(1,) * min(2, found.ndim - 2)) for one in (self.mean, self.std))
             found = (found.astype(np.float32) / np.float32(255) - mean) / std
-        if self.layout.channels:
+        if self.layout.channels not in ("", "flat"):
             found = self.augment.changed(found, self.seed, places)
         inputs = torch.from_numpy(np.ascontiguousarray(found))
         return Batch(inputs, None, torch.from_numpy(np.asarray(self.labels[rows])))
 
     def held_out(self, share: float) -> tuple[LabelledSamples, LabelledSamples]:
         """Divide samples in two: what there is to train on, and a `share` to judge by, drawn alike whatever the seed,
-        and never changed.
+        and never changed; those that their file holds out, where it says which.
 
         Raises:
-            ValueError: one of the parts is smaller than a step's batch.
+            ValueError: there are fewer to train on than a step's batch, or none to judge by.
         """
-        mixed = permute(np.arange(len(self.chosen)), len(self.chosen), HELD)
+        if self.held is not None:
+            return self, self.judged()
+        mixed = permute(np.arange(len(self.chosen)), len(self.chosen), HELD_KEY)
         cut = len(mixed) - int(len(mixed) * share)
         train, judged = (np.sort(self.chosen[some]) for some in (mixed[:cut], mixed[cut:]))
-        if min(len(train), len(judged)) < self.global_batch:
+        if len(train) < self.global_batch or not len(judged):
             raise ValueError(f"{len(mixed):,} samples, of which {share:.2%} are held out")
         return msgspec.structs.replace(self, chosen=train), self.judged(judged)
 
     def judged(self, chosen: NDArray[np.int64] | None = None) -> LabelledSamples:
-        """These samples, or all, to judge by."""
-        chosen = self.chosen if chosen is None else chosen
-        return msgspec.structs.replace(self, chosen=chosen, seed=0, augment=AS_THEY_ARE, clusters=0)
+        """These samples, or those held out, or all, to judge by. Of classes the last batch is filled up; of values,
+        which have no label that counts for nothing, what does not fill one is left out.
+
+        Raises:
+            MeshwrightError: D005 for fewer values than a step's batch.
+        """
+        if chosen is None:
+            chosen = self.chosen if self.held is None else self.held
+        padding = -len(chosen) % self.global_batch if self.labels.dtype.kind != "f" else 0
+        if len(chosen) + padding < self.global_batch:
+            message = f"there are {len(chosen):,} values to judge by, and a batch is of {self.global_batch:,}"
+            raise MeshwrightError.one("D005", message, place="--data", help="more of them, or a smaller batch")
+        said = {"padding": padding, "seed": 0, "augment": AS_THEY_ARE, "clusters": 0, "clients": None, "held": None}
+        return msgspec.structs.replace(self, chosen=np.append(chosen, chosen[:1].repeat(padding)), **said)
 
 
 def load(
@@ -178,7 +208,8 @@ def load(
     meta = read_meta(folder)
     layout, wrong = _fitting(meta, train, model, place)
     wrong += _normalised(meta, model, place)
-    count = meta.shape[0]
+    held = np.fromfile(folder / HELD, np.uint8).astype(bool) if meta.held else np.zeros(meta.shape[0], bool)
+    count = int((~held).sum())
     labels = np.fromfile(folder / LABELS, meta.label_kind).reshape(meta.label_shape)
     if count < train.global_batch:
         message = f"there are {count:,} samples, and a step trains {train.global_batch:,}"
@@ -190,7 +221,8 @@ def load(
     return LabelledSamples(
         inputs=np.memmap(folder / INPUTS, meta.kind, "r", shape=meta.shape),
         labels=labels,
-        chosen=np.arange(count),
+        chosen=np.flatnonzero(~held),
+        held=np.flatnonzero(held) if meta.held else None,
         layout=layout,
         mean=meta.mean or (USUAL,),
         std=meta.std or (USUAL,),
@@ -209,10 +241,10 @@ def _fitting(meta: LabelledMeta, train: Train, model: Model, place: str) -> tupl
         side = model.embedding.patch * isqrt(train.seq_len // max(1, train.frames))
         film = [train.frames] if train.frames else []
     if isinstance(model.embedding, FeatureVectors):
-        if meta.shape[1:] == (channels,):
-            return SampleLayout(""), []
+        if math.prod(meta.shape[1:]) == channels:  # the pixels of an image are features
+            return SampleLayout("" if meta.shape[1:] == (channels,) else "flat"), []
         message = f"the samples are of the shape {list(meta.shape[1:])}, and {model.name} reads {channels} features"
-        help = "say num_features in the model as the samples have them"
+        help = f"say num_features={math.prod(meta.shape[1:])} in the model, as the samples have them"
         return SampleLayout(""), [Diagnostic(code="D013", message=message, place=place, help=help)]
     wanted = f"{channels} channels of {side} x {side} pixels"
     _, *sizes = meta.shape
