@@ -108,6 +108,68 @@ def test_a_study_that_cannot_be_is_refused_with_its_fix(capfd, words, said):
     assert said in capfd.readouterr().err
 
 
+SAMPLES = ["converge", "digits-softmax", "--data", "digits", "--replicas", "3", "--seeds", "2", "--lr", "0.05"]
+SAMPLES += ["--train", "batch=48,features=64,optimizer=momentum,dtype=fp32", "--out", "out"]
+
+
+def test_classifiers_are_compared_at_equal_samples_by_held_out_accuracy_too(capfd):
+    asked = [
+        *SAMPLES,
+        "--steps",
+        "20",
+        "--sync",
+        "step fedavg:h=4",
+        "--workload",
+        "batch=96@0.1",
+        "--world",
+        "skew=0.2",
+    ]
+    assert main([*asked, "--json"]) == 0
+    found = {one["policy"]: one for one in json.loads(capfd.readouterr().out)["policies"]}
+    assert found.keys() == {"step", "fedavg:h=4", "train=batch=96@0.1"}
+    runs = rows()
+    assert {r["tokens"] for r in runs} == {"960.0"}  # 20 steps of 48, or 10 of 96
+    shares = {one: [float(r["accuracy"]) for r in runs if r["policy"] == one] for one in found}
+    assert all(len(some) == 2 and round(360 * x, 6).is_integer() for some in shares.values() for x in some)
+    assert all(found[one]["right"] == pytest.approx(sum(some) / 2) for one, some in shares.items())
+    assert found["step"]["right"] > 0.5 and found["step"]["right_apart"] == 0  # a guess is 0.1
+    # uneven clients are behind: each has few classes
+    assert found["fedavg:h=4"]["right_apart"] < -0.05
+    assert main(asked) == 0
+    table = Path("out/table.md").read_text()
+    assert "After 20 steps, 960 samples:" in table and "bytes a sample" in table
+    assert re.search(r"^\| `step` \| \d\d\.\d\d% \| \d+\.\d\d \|  \| \d\.\d{4} \|", table, re.MULTILINE)
+    assert re.search(r"\| `fedavg:h=4` \| [\d.]+% \| [\d.]+ \| -[\d.]+ ± [\d.]+ \| .* worse \|", table)
+
+
+def test_faulty_workers_harm_a_mean_and_not_a_median(capfd):
+    policies = ["--sync", "step:combine=median", "--world", "faulty=1:reversed:10"]
+    assert main([*SAMPLES, "--steps", "20", *policies, "--json"]) == 0
+    found = {one["policy"]: one["right"] for one in json.loads(capfd.readouterr().out)["policies"]}
+    assert found["step"] < 0.2 < 0.5 < found["step:combine=median"]
+
+
+@pytest.mark.parametrize(
+    ["words", "said"],
+    [
+        (["--world", "skew=0.3"], "no policy here is of clients"),
+        (["--world", "mtbf=3h"], "a study knows how clients differ"),
+        (["--world", "faulty=3"], "the plan has 3 replicas, and some must be sound"),
+        (["--world", "faulty=1", "--sync", "local:h=2"], "bring no gradients in every step"),
+        (["--world", "faulty=0"], "faulty='0' is not a number of replicas"),
+        (["--feedback", "dfa"], "digits-softmax learns by gradients"),
+        (["--workload", "batch=64"], "3 replicas share a batch"),
+        (["--workload", "batch=96", "--steps", "3"], "are no whole number of steps of 96"),
+        (["--workload", "batch=96@fast"], "--workload batch=96@fast"),
+        (["--workload", "pace=3"], "pace"),
+    ],
+)
+def test_a_study_of_samples_that_cannot_be_is_refused_with_its_fix(capfd, words, said):
+    steps = [] if "--steps" in words else ["--steps", "4"]
+    assert main([*SAMPLES, *steps, *words]) == 2
+    assert said in capfd.readouterr().err
+
+
 def test_the_folder_of_another_study_is_refused(capfd):
     asked = [*WORDS, "--sync", "step", "--steps", "1", "--seeds", "1", "--out", "out"]
     assert main(asked) == 0

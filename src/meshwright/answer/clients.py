@@ -38,6 +38,13 @@ def client_rounds(
     Raises:
         MeshwrightError: O005 where a world is one of clients, and the plan has none.
     """
+    if world is not None and world.faulty is not None:
+        raise MeshwrightError.one(
+            "O005",
+            "faulty workers take no other time than sound ones, so that a prediction says nothing of them",
+            place="--world",
+            help="meshwright run and meshwright converge train with faulty=; leave it out of a prediction",
+        )
     policy = None if plan.several else read(plan.sync.policy)
     said = None if world is None else world.clients
     if policy is None or policy.rule.decider is None:

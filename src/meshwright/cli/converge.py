@@ -1,5 +1,5 @@
-"""``meshwright converge``: sync policies, and ways of feedback, trained at equal tokens on real text, and their losses
-side by side."""
+"""``meshwright converge``: sync policies, ways of feedback and workloads, trained at equal tokens on real text, or at
+equal samples on labelled ones, and their losses and accuracies side by side."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import msgspec
 from meshwright.cli import options
 from meshwright.cli.needs import lacking
 from meshwright.cli.output import console, note, print_json
+from meshwright.cli.run_rates import usual_of
+from meshwright.cli.run_worlds import wrong_faulty
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.run.environment import launched
 
@@ -20,12 +22,15 @@ if TYPE_CHECKING:
     from meshwright.run.study import Study, StudyProgress
     from meshwright.spec.model import Model
     from meshwright.spec.workload import Train
+    from meshwright.world.trace import JobWorld
 
-DESCRIPTION = """Train each of several sync policies for equal tokens on the same text, and compare their losses.
---feedback adds what layers learn from in place of gradients.
+DESCRIPTION = """Train each of several sync policies for equal tokens on the same text, and compare their losses; of a
+classifier for equal samples (--data digits), and their accuracies too. --feedback adds what layers learn from in place
+of gradients, --workload other optimizers and batches.
 
 Every policy is trained with every seed, one replica a process, on this machine; loss is measured on the last 20th of
-the text, which none trains on. Results go to --out run by run (results.csv, summary.json, table.md): Ctrl-C ends in
+the text, or on the samples that are held out, which none trains on.
+Results go to --out run by run (results.csv, summary.json, table.md): Ctrl-C ends in
 order and leaves what is done, the same command goes on, and one that names more policies or seeds adds to it.
 
 Exit code 0: trained, or ended on request; 1: a process died; 2: the question is wrong."""
@@ -33,8 +38,8 @@ NEEDED = ("torch", "safetensors", "tokenizers")
 MODEL, TRAIN, REPLICAS, STEPS, SEEDS, LR, WARMUP = "llama-1m", "batch=16,seq=64,dtype=fp32", 4, "256", 3, 3e-3, 0.1
 POLICIES = "step bf16 int8 powersgd:rank=4 topk local:h=8 local:h=64"
 FORMAT_VERSION = 1
-#: How a policy begins that says what layers learn from, and the one of every step.
-FEEDBACK, USUAL_SYNC = "feedback=", "step"
+#: How a policy begins that says what layers learn from, or other words of the workload; the one of every step.
+FEEDBACK, WORKLOAD, USUAL_SYNC = "feedback=", "train=", "step"
 #: Numbers among the options: field -> (least, most, whole numbers only, what is wanted in words).
 NUMBERS = {
     "replicas": (2, 64, True, "a number of replicas, 2 to 64"),
@@ -42,7 +47,7 @@ NUMBERS = {
     "lr": (1e-9, 1e6, False, "a learning rate such as 3e-3"),
 }
 WANTED = {
-    "data": "--data TEXT: a file, a folder, package:NAME for an installed Python package, or the word sample",
+    "data": "--data TEXT: a file, a folder, package:NAME for an installed Python package, sample, or digits",
     "out": "--out FOLDER, where results are kept",
 }
 
@@ -57,7 +62,11 @@ class ConvergeOptions(msgspec.Struct, frozen=True, kw_only=True):
     feedback: options.text(
         "WORDS", "Ways of feedback as a plan's feedback= has them, such as dfa dfa:micro@1e-3, each under sync=step."
     ) = ""
-    data: options.text("TEXT", "A file, a .jsonl, a folder, package:NAME of an installed package, or sample.") = ""
+    workload: options.text(
+        "WORDS", "Other words of --train, such as optimizer=lars@0.5 batch=256,clusters=4, each under sync=step."
+    ) = ""
+    data: options.text("TEXT", "A file, a .jsonl, a folder, package:NAME of an installed package, sample, digits.") = ""
+    world: options.text("WORDS", "How clients differ, such as skew=0.3; or faulty=2:reversed, faulty replicas.") = ""
     train: options.text("WORKLOAD", f"{TRAIN} if left out; batch is that of all replicas.") = ""
     replicas: options.text("COUNT", f"Processes, one replica each; {REPLICAS} if left out.") = ""
     steps: options.text("COUNT[,COUNT...]", f"Steps of every run, or several such numbers; {STEPS} if left out.") = ""
@@ -150,13 +159,17 @@ def _read(given: ConvergeOptions, wrong: list[Diagnostic]) -> Study:
     train = _found(lambda: parse_train(given.train or TRAIN), wrong)
     replicas = numbers.get("replicas", REPLICAS)
     fed = [f"{FEEDBACK}{words}" for words in given.feedback.split()]
+    fed += [f"{WORKLOAD}{words}" for words in given.workload.split()]
     said = given.sync or ("" if fed else POLICIES)
     policies = tuple(dict.fromkeys([*said.split(), *fed]))
+    world = _found(lambda: _world(given.world), wrong)
     if model is not None and train is not None:
-        policies = _policies(policies, replicas, model, train, wrong)
+        wrong += _samples(given, model)
+        policies = _policies(policies, replicas, model, train, world, wrong)
     if wrong:
         raise MeshwrightError(wrong)
     from meshwright.run.study import Study, opened, policies_that_grow, unjoined
+    from meshwright.sync.losses import workload
 
     for policy in policies_that_grow(policies):
         help = "rounds grow by learning rates of the policy, and this study has its own: train it with meshwright run"
@@ -166,7 +179,15 @@ def _read(given: ConvergeOptions, wrong: list[Diagnostic]) -> Study:
         wrong.append(_bad(f"--steps {count} with sync={policy}", help))
     if wrong:
         raise MeshwrightError(wrong)
-    corpus, digest = opened(given.data, given.tokenizer or "bytes", train, model.vocab)
+    for policy in policies:
+        batch = workload(train, policy).global_batch
+        for count in steps:
+            if count * train.global_batch % batch:
+                help = f"{count} steps of {train.global_batch} are no whole number of steps of {batch}: say others"
+                wrong.append(_bad(f"--workload {policy.removeprefix(WORKLOAD)}", help))
+    if wrong:
+        raise MeshwrightError(wrong)
+    corpus, digest = opened(given.data, given.tokenizer or "bytes", train, model, given.world)
     return Study(
         model=model,
         train=train,
@@ -181,11 +202,45 @@ def _read(given: ConvergeOptions, wrong: list[Diagnostic]) -> Study:
         corpus=corpus,
         digest=digest,
         device=given.device or "cpu",
+        world=given.world,
+        **usual_of(model),
     )
 
 
+def _world(words: str) -> JobWorld:
+    """The world of a study: how clients differ, or faulty workers.
+
+    Raises:
+        MeshwrightError: O001 for words that are none, L005 for those of another world.
+    """
+    from meshwright.world.trace import JobWorld, read
+
+    if not words:
+        return JobWorld()
+    found = read(words)
+    if found.of_job or found.slow is not None or (found.clients is not None and found.faulty is not None):
+        help = "a study knows how clients differ (speeds, jitter, links, drop, skew) or faulty=, with seed="
+        raise MeshwrightError(_bad(f"--world {words}", help))
+    return found
+
+
+def _samples(given: ConvergeOptions, model: Model) -> list[Diagnostic]:
+    """What is wrong with options of text for a model of labelled samples."""
+    from meshwright.spec.naming import classifies
+
+    if not classifies(model):
+        return []
+    wrong = [_bad("--feedback", f"{model.name} learns by gradients: drop it")] if given.feedback else []
+    return wrong + ([_bad("--tokenizer", f"{model.name} reads no text: drop it")] if given.tokenizer else [])
+
+
 def _policies(
-    policies: tuple[str, ...], replicas: int, model: Model, train: Train, wrong: list[Diagnostic]
+    policies: tuple[str, ...],
+    replicas: int,
+    model: Model,
+    train: Train,
+    world: JobWorld | None,
+    wrong: list[Diagnostic],
 ) -> tuple[str, ...]:
     """The policies in their shortest words, the usual one among them; what is wrong with any is added to `wrong`."""
     from meshwright.plan import check, parse
@@ -203,23 +258,44 @@ def _policies(
         words, at, rate = words.partition("@")
         policy = _found(lambda words=words: _shortest(words), wrong)
         if at and not _positive(rate):
-            option = "feedback" if words.startswith(FEEDBACK) else "sync"
-            said = f"--{option} {words.removeprefix(FEEDBACK)}@{rate}"
+            option = {FEEDBACK: "feedback", WORKLOAD: "workload"}.get(words[: words.find("=") + 1], "sync")
+            said = f"--{option} {words.removeprefix(FEEDBACK).removeprefix(WORKLOAD)}@{rate}"
             wrong.append(_bad(said, "behind the @ is a learning rate, as in dist-lion@3e-4"))
         if policy is None:
             continue
-        plan = parse(f"dp{replicas} mb{train.global_batch // replicas} {words_of(policy)}").on(replicas)
-        asked = workload(train, policy)
+        asked = _found(lambda policy=policy: workload(train, policy), wrong)
+        if asked is None:
+            continue
+        if asked.grow or asked.global_batch % replicas:
+            help = f"{replicas} replicas share a batch, and one that grows has other samples than the rest"
+            wrong.append(_bad(f"--workload {words.removeprefix(WORKLOAD)}", help))
+            continue
+        plan = parse(f"dp{replicas} mb{asked.global_batch // replicas} {words_of(policy)}").on(replicas)
         wrong += check(plan, model, cluster, asked) or unexecutable(plan, model, asked, precision="")
+        if world is not None and world.faulty is not None:
+            wrong += wrong_faulty(world.faulty, plan, f"--world with {policy}")
         out.append(policy + at + rate)
+    if world is not None and world.clients is not None and all(_alone(policy) for policy in out):
+        help = "clients differ, and no policy here is of clients: say one, such as fedavg:h=8"
+        wrong.append(_bad("--world", help))
     return tuple(dict.fromkeys(out))
 
 
+def _alone(policy: str) -> bool:
+    """Whether the replicas of a policy are no clients of a server."""
+    from meshwright.sync.losses import sync_of
+    from meshwright.sync.policy import read
+
+    return read(sync_of(policy)).rule.decider is None
+
+
 def _shortest(words: str) -> str:
-    """A policy in its shortest words; those of a way of feedback are its own."""
+    """A policy in its shortest words; those of a way of feedback, or of a workload, are its own."""
     from meshwright.plan.facets.feedback import read as read_feedback
     from meshwright.sync.policy import read
 
+    if words.startswith(WORKLOAD):
+        return words
     if not words.startswith(FEEDBACK):
         return read(words).text
     found = read_feedback(words.removeprefix(FEEDBACK))

@@ -90,7 +90,7 @@ def _run(argv: list[str]) -> int:
         return swarmed(given, job, predicted, _write)
     if given.elastic:
         return elastic(given, job, predicted, _write)
-    if given.world:
+    if given.world and job.faulty is None:
         return recovered(given, job, predicted, _write)
     device, batch_s = "cpu" if given.link else given.device or "auto", batch_seconds(given, job)
     with on_links(given.link, num_ranks, predicted) as (enter, predicted):
@@ -265,6 +265,7 @@ def _job(given: RunOptions, numbers: dict[str, Any], precision: str, predicted: 
     from meshwright.run.data import augment
     from meshwright.run.job import KEEP, Job
     from meshwright.run.settings import Settings
+    from meshwright.world.trace import read as read_world
 
     prediction = useful = predicted(None)
     model, plan, train = prediction.model, prediction.plan, prediction.train
@@ -327,6 +328,7 @@ def _job(given: RunOptions, numbers: dict[str, Any], precision: str, predicted: 
         ideal_s=useful.mfu * useful.step_time_s,
         identity=prediction.identity,
         schedule_params=prediction.schedule_params,
+        faulty=read_world(given.world).faulty if given.world else None,
         portions=Portions() if plan.several else portions_of(plan, prediction.cluster),
         group_costs=None if used is None or used.groups is None else used.groups.costs,
     )

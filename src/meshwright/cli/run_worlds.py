@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from meshwright.plan import Plan
     from meshwright.run.elastic.launcher import ElasticRun
     from meshwright.run.job import Job
+    from meshwright.world.faulty import FaultyWorkers
 
 
 def bad(place: str, help: str) -> Diagnostic:
@@ -42,6 +43,10 @@ def wrong_world(given: Any) -> list[Diagnostic]:
         out.append(bad(place, "recovery= and saving= are of a prediction; a run is --elastic, or goes on from --out"))
     if world.slow is not None:
         out.append(bad(place, "slow ranks are of a prediction: a run cannot be slowed"))
+    if world.faulty is not None and (world.of_job or given.elastic or world.clients is not None or launched()):
+        out.append(bad(place, "faulty workers stand alone: keep faulty= and seed=, and start it without a launcher"))
+    if world.faulty is not None:
+        return out
     if world.clients is not None:
         differ = world.of_job or given.elastic
         return [*out, bad(place, "clients differ, and nodes do not fail: keep the words of one")] if differ else out
@@ -63,12 +68,30 @@ def no_clients(given: Any, plan: Plan) -> list[Diagnostic]:
     from meshwright.sync.policy import read as policy
     from meshwright.world.trace import read
 
+    if given.world and (faulty := read(given.world).faulty) is not None:
+        return wrong_faulty(faulty, plan, f"--world {given.world}")
     if not given.world or read(given.world).clients is None:
         return []
     if not plan.several and policy(plan.sync.policy).rule.decider is not None:
         return []
     help = "clients differ, and replicas of this plan are none: say a sync of clients, such as sync=fedavg:h=8"
     return [bad(f"--world {given.world}", help)]
+
+
+def wrong_faulty(faulty: FaultyWorkers, plan: Plan, place: str) -> list[Diagnostic]:
+    """List why replicas of a plan cannot be faulty: they bring no gradients in every step, or none would be sound."""
+    from meshwright.sync.fragments import GRADIENTS
+    from meshwright.sync.policy import read as policy
+
+    if plan.several:
+        return [bad(place, "faulty workers are replicas of one pool")]
+    said = policy(plan.sync.policy)
+    if said.when > 1 or GRADIENTS not in said.fragments or said.rule.decider is not None or said.rule.forwards:
+        help = f"replicas under sync={said.text} bring no gradients in every step: say sync=step:combine=median or flag"
+        return [bad(place, help)]
+    if faulty.count >= plan.layout.dp * plan.layout.cp:
+        return [bad(place, f"the plan has {plan.layout.dp * plan.layout.cp} replicas, and some must be sound")]
+    return []
 
 
 def unknown(given: Any, job: Job) -> list[Diagnostic]:

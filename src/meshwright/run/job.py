@@ -14,6 +14,7 @@ from meshwright.run.settings import Settings
 from meshwright.spec.architecture import Model
 from meshwright.spec.workload import Lengths, Train
 from meshwright.timeline import UNKNOWN, Identity, Timeline, pack
+from meshwright.world.faulty import FaultyWorkers
 
 #: Checkpoints kept in a run's folder.
 KEEP = 2
@@ -33,6 +34,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     ``judged_every`` so many steps (0: never) the loss is measured on the last ``held_out`` of the text, which is then
     not trained on, or on ``judged_text``, whose folder is ``judged_corpus``; of sequences so many first tokens are not
     judged (``judged_from``). Images that are trained on are changed as ``augment`` says. ``keep`` so many checkpoints.
+    ``faulty``: replicas that bring something else than their gradients.
     ``portions``: what replicas that differ have of a step. ``config``: the file that the model was read from, "" of one
     of the catalog. ``adapter``: a folder of adapters to begin with.
     ``export``: what adapters are written as at the end (:mod:`.lora.peft`), "" for nothing. ``tensorboard``: a folder,
@@ -72,6 +74,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     variances: str = ""
     identity: Identity = UNKNOWN
     schedule_params: dict[str, Any] = {}
+    faulty: FaultyWorkers | None = None
     portions: Portions = Portions()
     group_costs: GroupCosts | None = None
 

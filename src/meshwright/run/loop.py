@@ -26,6 +26,7 @@ from meshwright.run.checkpoint import AsyncSaver, Meta, identity
 from meshwright.run.companions import ORIGIN, origin
 from meshwright.run.data.feeding import Feeding
 from meshwright.run.exchanges import in_step
+from meshwright.run.faulty import spoil
 from meshwright.run.gather import gather
 from meshwright.run.held import device_name, peak_bytes
 from meshwright.run.job import Job, RunSummary
@@ -79,6 +80,8 @@ def train(world: World, job: Job, on_step: Told | None = None) -> dict[str, Any]
     if trainer.rounds.policy.paths is not None:
         trainer.routes = routes.prepared(trainer, corpus, held)
     begin(job, trainer)
+    if job.faulty is not None:
+        spoil(trainer, job.faulty)
     if trainer.routes is not None:
         routes.ready(trainer, corpus, held)
     run = RankRun(job, trainer, corpus, held, on_step)

@@ -1,4 +1,5 @@
-"""A study of convergence: every sync policy trained on the same text for equal tokens, with several seeds.
+"""A study of convergence: every sync policy trained on the same text for equal tokens, or on the same labelled samples
+for equally many of them, with several seeds.
 
 Runs are jobs of :mod:`meshwright.run.loop` one after another, in real processes. Each leaves its result in the study's
 folder; the same study goes on where it was left, and one that asks for more policies or seeds adds to it.
@@ -30,10 +31,14 @@ from meshwright.sync.policy import read
 from meshwright.sync.record import USUAL
 from meshwright.sync.studies import QUESTION, RESULT, RUNS, results
 from meshwright.world.crowd import Crowd
+from meshwright.world.trace import JobWorld
+from meshwright.world.trace import read as read_world
 
 FORMAT_VERSION = 1
 #: The share of the text that losses are measured on.
 HELD_OUT = 0.05
+#: The weight decay of language models.
+DECAY = Settings().weight_decay
 #: Times that a run is judged.
 JUDGED = 2
 #: The code of a run whose loss was not a number.
@@ -45,7 +50,8 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
     those of the ``ladder`` besides, so that a loss can be read as tokens. A policy may say a learning rate of its own
     behind an @, as ``dist-lion@3e-4``, and is trained with the optimizer that it is of, if it is of one. ``warmup`` is
     a share of a run's steps; the rate then falls along a cosine to a tenth.
-    ``corpus`` is the folder of the tokenised text, ``text`` what was said of it, ``digest`` its contents'."""
+    ``corpus`` is the folder of the tokenised text, ``text`` what was said of it, ``digest`` its contents'. ``world``
+    are words of how clients differ, for policies of clients, or of faulty workers, for all."""
 
     model: Model
     train: Train
@@ -60,10 +66,16 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     ladder: tuple[int, ...] = ()
     device: str = "cpu"
+    world: str = ""
+    weight_decay: float = DECAY
 
     def plan(self, policy: str) -> Plan:
         """The plan of a run: one replica a process."""
-        return parse(f"dp{self.replicas} mb{self.train.global_batch // self.replicas} {words_of(policy)}")
+        return parse(f"dp{self.replicas} mb{self.workload(policy).global_batch // self.replicas} {words_of(policy)}")
+
+    def steps_of(self, policy: str, steps: int) -> int:
+        """Steps of a run that trains on as much as so many steps of the study's batch."""
+        return steps * self.train.global_batch // self.workload(policy).global_batch
 
     def workload(self, policy: str) -> Train:
         """The workload of a run: with the optimizer that the policy is of."""
@@ -79,6 +91,8 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
         """Return what all results of a folder have in common, as plain values."""
         said = {name: getattr(self, name) for name in ("replicas", "lr", "warmup", "digest")}
         said |= {"judged_from": self.judged_from} if self.judged_from else {}
+        said |= {"world": self.world} if self.world else {}
+        said |= {"weight_decay": self.weight_decay} if self.weight_decay != DECAY else {}
         found = {"model": self.model.name, "params": self.model.num_params, "train": self.train.text()}
         return {"format_version": FORMAT_VERSION, **found, **said, "text": self.text}
 
@@ -177,6 +191,7 @@ def conduct(study: Study, out: Path, said: Callable[[StudyProgress], None], *, q
 
 def _trained(study: Study, trial: Trial, folder: Path, quiet: bool) -> TrainedLoss | None:
     """The result of one run, which is in its folder; None when it was asked to end."""
+    steps, world = study.steps_of(trial.policy, trial.steps), read_world(study.world) if study.world else JobWorld()
     job = loop.Job(
         model=study.model,
         plan=study.plan(trial.policy),
@@ -184,25 +199,27 @@ def _trained(study: Study, trial: Trial, folder: Path, quiet: bool) -> TrainedLo
         settings=Settings(
             seed=trial.seed,
             lr=rated(trial.policy)[1] or study.lr,
-            warmup=math.ceil(study.warmup * trial.steps),
-            decay_steps=trial.steps,
+            warmup=math.ceil(study.warmup * steps),
+            decay_steps=steps,
+            weight_decay=study.weight_decay,
         ),
         text=study.text,
         corpus=study.corpus,
-        steps=trial.steps,
+        steps=steps,
         out=str(folder),
         resume=bool(checkpoints(str(folder))),
         quiet=quiet,
-        judged_every=max(1, trial.steps // JUDGED),
+        judged_every=max(1, steps // JUDGED),
         held_out=HELD_OUT,
         judged_from=study.judged_from,
+        faulty=world.faulty,
     )
-    loss, sent = math.inf, math.nan
+    loss, sent, accuracy = math.inf, math.nan, None
     served = read(job.plan.sync.policy).rule.decider is not None
     try:
         how = {"num_ranks": job.plan.num_ranks, "device": study.device, "stops": True}
         if served:
-            summary = launch.start(clients.train, job, Crowd(), **how)
+            summary = launch.start(clients.train, job, world.clients or Crowd(), **how)
         else:
             summary = launch.start(loop.train, job, **how)
     except MeshwrightError as error:
@@ -211,13 +228,14 @@ def _trained(study: Study, trial: Trial, folder: Path, quiet: bool) -> TrainedLo
     else:
         if summary["stopped"]:
             return None
-        tokens = study.train.tokens_per_step / study.replicas
+        tokens = job.train.tokens_per_step / study.replicas
         if served:  # judged once, at the end; what all clients sent and got, over all that went into the model
             did, (loss,) = summary["clients"], summary["judged"].values()
+            accuracy = next(iter(summary["accuracy"].values()), None)
             sent = (did["down_bytes"] + did["up_bytes"]) / max(1, did["merged"]) / tokens
         else:
-            loss, steps = _final(folder, trial.steps), max(1, len(summary["step_s"]))
-            sent = sum(ring(*one) for one in summary["exchanged"]) / steps / tokens
+            loss, accuracy = _final(folder, steps)
+            sent = sum(ring(*one) for one in summary["exchanged"]) / max(1, len(summary["step_s"])) / tokens
     row = TrainedLoss(
         policy=trial.policy,
         seed=trial.seed,
@@ -225,6 +243,7 @@ def _trained(study: Study, trial: Trial, folder: Path, quiet: bool) -> TrainedLo
         tokens=trial.steps * study.train.tokens_per_step,
         loss=loss,
         sent_per_token=0.0 if math.isnan(sent) else sent,
+        accuracy=accuracy,
     )
     write_bytes(folder / RESULT, msgspec.json.encode(row))
     for checkpoint in checkpoints(str(folder)):  # the run is over: nothing goes on from it
@@ -232,13 +251,13 @@ def _trained(study: Study, trial: Trial, folder: Path, quiet: bool) -> TrainedLo
     return row
 
 
-def _final(folder: Path, steps: int) -> float:
-    """The held-out loss after the last step, from the run's metrics."""
+def _final(folder: Path, steps: int) -> tuple[float, float | None]:
+    """The held-out loss and accuracy after the last step, from the run's metrics."""
     for line in reversed((folder / METRICS).read_bytes().splitlines()):
         entry = msgspec.json.decode(line)
         if entry["step"] == steps and "held_out_loss" in entry:
-            return entry["held_out_loss"]
-    return math.inf
+            return entry["held_out_loss"], entry.get("held_out_accuracy")
+    return math.inf, None
 
 
 def ring(kind: str, ranks: int, num_bytes: float) -> float:
@@ -259,20 +278,29 @@ def unjoined(policies: tuple[str, ...], steps: tuple[int, ...]) -> list[tuple[st
     return [(policy, every, count) for policy, every in when.items() for count in steps if count % every]
 
 
-def opened(text: str, words: str, train: Train, vocab: int) -> tuple[str, str]:
-    """The folder of the tokenised text and a digest of its contents, once it is known to suffice.
+def opened(text: str, words: str, train: Train, model: Model, world: str = "") -> tuple[str, str]:
+    """The folder of the tokenised text, or of labelled samples, and a digest of its contents, once it is known to
+    suffice.
 
     Raises:
-        MeshwrightError: D codes for the text, D005 also where what is held out is less than a batch.
+        MeshwrightError: D codes for the text, D005 also where what is held out is less than a batch; D013 for uneven
+            classes of samples that say whose each is.
     """
     from meshwright.run.data import tokenizer
 
     folder = data.build(text, tokenizer.load(words), data.cache_folder())
     place = f"--data {text}"
-    corpus = data.load(folder, train, vocab=vocab, place=place)
+    corpus = data.load(folder, train, vocab=model.vocab, model=model, place=place)
+    skewed = read_world(world).clients if world else None
+    if skewed is not None and skewed.skew and getattr(corpus, "clients", None) is not None:
+        help = "drop skew= of --world"
+        raise MeshwrightError.one("D013", "the samples say whose each is (clients [N])", place=place, help=help)
     try:
         data.held_out(corpus, HELD_OUT)
-    except ValueError:
+    except ValueError as error:
+        if isinstance(corpus, data.LabelledSamples):
+            message, help = f"there are too few samples: {error}", "more of them, or a smaller batch"
+            raise MeshwrightError.one("D005", message, place=place, help=help) from None
         raise MeshwrightError.one(
             "D005",
             f"the text is too short: {HELD_OUT:.0%} of its {corpus.num_sequences:,} sequences are held out to judge by "

@@ -149,6 +149,8 @@ class Bucket:
         self.squares: torch.Tensor | None = None
         #: Called when a step's gradient is whole, where replicas exchange none and layers are updated at once.
         self.whole: Callable[[], None] | None = None
+        #: Puts something else in place of this rank's gradient [length], where its replica is faulty.
+        self.spoiled: Callable[[torch.Tensor], None] | None = None
 
     # -- during the backward
 
@@ -180,6 +182,8 @@ class Bucket:
         for parameter in self.parameters:
             parameter.sink.complete()
         self._complete(whole)
+        if self.spoiled is not None:
+            self.spoiled(whole)
         if self.parts is not None:
             self.squares = self._squares(whole)
         shard = self.where.shard

@@ -2,7 +2,7 @@
 file, and the words that say which.
 
 ``--world mtbf=3h,spares=4,repair=12h`` says a world in words; what is left out is the cluster's own. Words of clients
-(``crowd.py``) may stand among them. A trace file has
+(``crowd.py``) and of faulty workers (``faulty.py``) may stand among them. A trace file has
 lines of ``seconds,event``: ``fail``, or ``slow FACTOR`` (from then on a step takes FACTOR times as long); ``fail 3``
 says which node fails, counted from 0, and ``back 3`` when that one is back::
 
@@ -27,6 +27,8 @@ import numpy as np
 
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
 from meshwright.world.crowd import WANTED, Crowd, Slowness, factors
+from meshwright.world.faulty import WANTED as FAULTY_WANTED
+from meshwright.world.faulty import FaultyWorkers, faulty
 from meshwright.world.slow import WORDS as SLOW
 from meshwright.world.slow import SlowStep, value_of
 
@@ -54,8 +56,9 @@ class JobWorld(msgspec.Struct, frozen=True, kw_only=True):
     ``spares`` stand in for failed nodes (None: always). A checkpoint takes ``save_s`` (None: as the cluster's
     drives write it), one every ``checkpoint_s`` (None: Young's interval), and ``restart_s`` lie between a failure
     and the next step. ``clients``: replicas that differ, where they are clients of a server; ``slow``: ranks and
-    links that are slow in every step; ``recovery`` and ``saving``: how the job goes on after a failure, and how it
-    saves, of :data:`CHOICES`; ``of_job``: there is more than these."""
+    links that are slow in every step; ``faulty``: replicas that bring something else than their gradients;
+    ``recovery`` and ``saving``: how the job goes on after a failure, and how it saves, of :data:`CHOICES`; ``of_job``:
+    there is more than these."""
 
     trace: tuple[WorldEvent, ...] | None = None
     source: str = ""
@@ -69,6 +72,7 @@ class JobWorld(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     clients: Crowd | None = None
     slow: SlowStep | None = None
+    faulty: FaultyWorkers | None = None
     recovery: str = "checkpoint"
     saving: str = "blocking"
     of_job: bool = True
@@ -96,6 +100,11 @@ def read(text: str, *, base: Path = Path(), place: str = "--world") -> JobWorld:
         try:
             if not equals and part.endswith(".csv"):
                 fields |= {"trace": read_trace(str(base / part)), "source": part}
+            elif key.lower() == FAULTY:
+                if (said := faulty(value)) is None or FAULTY in fields:
+                    message = f"faulty={value!r} is not {FAULTY_WANTED}" if said is None else "faulty is said twice"
+                    wrong.append(_bad(place, text, message, "faulty=2:noise"))
+                fields[FAULTY] = said
             elif key.lower() in _CLIENTS or key.lower() in SLOW:
                 into, reads = (slow, _of_step) if key.lower() in SLOW else (clients, _of_clients)
                 if key.lower() in into:
@@ -115,9 +124,10 @@ def read(text: str, *, base: Path = Path(), place: str = "--world") -> JobWorld:
         wrong.append(_bad(place, text, message, "say recovery=all to see them side by side, or leave one of them out"))
     if wrong:
         raise MeshwrightError(wrong)
-    if clients or slow:
-        fields |= {"of_job": bool(fields.keys() - {"seed"}) or "catalog" in text.split(",")}
+    if clients or slow or FAULTY in fields:
+        fields |= {"of_job": bool(fields.keys() - {"seed", FAULTY}) or "catalog" in text.split(",")}
     seed = fields.get("seed", 0)
+    fields |= {FAULTY: FaultyWorkers(**fields[FAULTY], seed=seed)} if FAULTY in fields else {}
     fields |= {"clients": Crowd(**clients, seed=seed)} if clients else {}
     fields |= {"slow": SlowStep(**slow, seed=seed)} if slow else {}
     return JobWorld(**fields)
@@ -166,11 +176,13 @@ def _word(key: str, value: str, place: str, text: str) -> tuple[str, object]:
             message = f"{key}={value!r} is not one of {', '.join(known)}"
             raise MeshwrightError(_bad(place, text, message, nearest(value, known) or f"{key}={known[0]}"))
         return key, value.lower()
-    known = [*CHOICES, *_DURATIONS, *_COUNTS, *_CLIENTS, *SLOW, "catalog"]
+    known = [*CHOICES, *_DURATIONS, *_COUNTS, *_CLIENTS, *SLOW, FAULTY, "catalog"]
     help = f"{nearest(key, known)} or name a trace file, failures.csv"
     raise MeshwrightError(_bad(place, text, f"unknown word {key!r} of a world", help))
 
 
+#: The word of faulty workers.
+FAULTY = "faulty"
 #: Words of clients, each with an example.
 _CLIENTS = {"speeds": "lognormal:0.5", "jitter": "slow:0.1x6", "links": "uniform:1-4", "drop": "0.05", "skew": "0.3"}
 _LEAST = {"mtbf": 1.0, "repair": 0.0, "save": 0.0, "checkpoint": 1e-3, "restart": 0.0}
