@@ -112,6 +112,9 @@ class Judge:
         total = torch.zeros((), dtype=torch.float64, device=mesh.device)
         if self.classifier is not None:
             self.classifier.right = 0
+        grown, batch = trainer.train.global_batch, self.held.global_batch
+        if trainer.train.grow and grown != batch:  # one that has grown is judged in batches of its first size
+            trainer.take(batch)
         install(Off())
         try:
             with torch.no_grad():
@@ -127,6 +130,8 @@ class Judge:
         finally:
             install(record)
             let_go(trainer.stages)
+            if trainer.train.global_batch != grown:
+                trainer.take(grown)
         if mesh["tp"].index or trainer.helper is not None:  # each tensor-parallel rank has the whole loss of its tokens
             total = torch.zeros_like(total)
         if not mesh["world"].alone:

@@ -28,6 +28,8 @@ MODULES = (
     "feeding",
     "choices",
     "federated",
+    "images",
+    "image_clients",
 )
 """The files of this package that define checks, each as ``CHECKS``: a new check is a function and its name there."""
 

@@ -6,7 +6,8 @@ from collections.abc import Generator
 
 import numpy as np
 
-from meshwright.papers.outcome import WITHIN, Check, Fact, Figure, Outcome, at_most, below
+from meshwright.papers.checks.images import terngrad_on_digits
+from meshwright.papers.outcome import WITHIN, Check, Fact, Figure, Outcome, at_most, below, by_processes
 from meshwright.sync.codecs import Tensor, codec
 from meshwright.sync.codecs.powersgd import begun, factors, summed
 from meshwright.sync.reference.least_squares import LeastSquares
@@ -140,5 +141,5 @@ def ternary(gradients: np.ndarray, seed: int) -> np.ndarray:
 
 CHECKS = {
     "powersgd": Check(powersgd),
-    "terngrad": Check(terngrad),
+    "terngrad": Check(lambda: by_processes(terngrad(), "training on digits", terngrad_on_digits)),
 }

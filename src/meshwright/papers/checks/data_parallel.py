@@ -9,7 +9,8 @@ import numpy as np
 
 from meshwright.answer.predict import predict
 from meshwright.cost.collectives import collective_seconds
-from meshwright.papers.outcome import WITHIN, Check, Fact, Figure, Outcome
+from meshwright.papers.checks.images import large_batch
+from meshwright.papers.outcome import WITHIN, Check, Fact, Figure, Outcome, by_processes
 from meshwright.plan import parse as parse_plan
 from meshwright.spec.cluster import load as load_cluster
 from meshwright.spec.model import load as load_model
@@ -143,4 +144,7 @@ def _rule_error(eta: float, k: int = 8, curved: bool = True) -> float:
     return float(np.linalg.norm(small - large))
 
 
-CHECKS = {"imagenet-1h": Check(imagenet), "lamb": Check(bert)}
+CHECKS = {
+    "imagenet-1h": Check(lambda: by_processes(imagenet(), "training on digits", large_batch)),
+    "lamb": Check(bert),
+}

@@ -12,7 +12,8 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.papers.outcome import WITHIN, Check, Figure, Outcome
+from meshwright.papers.checks.image_clients import fedprox_on_digits
+from meshwright.papers.outcome import WITHIN, Check, Figure, Outcome, by_processes
 from meshwright.simulate.clients import ClientSizes, simulate_clients
 from meshwright.sync.clients import Answered, Merge, TrainOn
 from meshwright.sync.policy import read
@@ -175,4 +176,4 @@ def fedprox() -> Outcome:
     )
 
 
-CHECKS: dict[str, Check] = {"fedprox": Check(fedprox)}
+CHECKS: dict[str, Check] = {"fedprox": Check(lambda: by_processes(fedprox(), "training on digits", fedprox_on_digits))}
