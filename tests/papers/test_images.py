@@ -53,7 +53,7 @@ def test_equal_jobs_are_trained_once(monkeypatch):
     )
     some, others = (learnt.jobs("dp1 mb36", "batch=36,optimizer=sgd", rate, 3) for rate in (0.1, 0.2))
     assert learnt.accuracies({"a": some, "b": [*some, *others]}) == {"a": [0.5] * 3, "b": [0.5] * 6}
-    assert learnt.accuracies({"a": some}) == {"a": [0.5] * 3} and asked[0] == 9 and sum(asked) == 9
+    assert learnt.accuracies({"a": some}) == {"a": [0.5] * 3} and sum(asked) == 6  # a twice
 
 
 def test_a_flag_aggregator_that_adds_up_is_not_robust(monkeypatch):
