@@ -40,7 +40,7 @@ def test_a_time_to_an_accuracy_is_none_of_a_lucky_version():
 
 def test_a_run_that_diverges_classifies_nothing_rightly():
     found = trials.trained(learnt.jobs("dp1 mb36", "batch=36,optimizer=sgd", 1e30, 3, seeds=(0,)))
-    assert found == [trials.Trial(math.inf, 0.0, 0, 0)]
+    assert found == [trials.FinishedTrial(math.inf, 0.0, 0, 0)]
     (versions,) = trials.clocked(learnt.jobs("dp2 mb12 sync=fedavg:h=2", "batch=24", 1e30, 4, seeds=(0,)), Crowd())
     assert versions[-1].loss == math.inf and versions[-1].accuracy == 0
 
@@ -49,7 +49,7 @@ def test_equal_jobs_are_trained_once(monkeypatch):
     monkeypatch.setattr(learnt, "_found", {})
     asked = []
     monkeypatch.setattr(
-        trials, "trained", lambda jobs: asked.append(len(jobs)) or [trials.Trial(1.0, 0.5, 9, 3) for _ in jobs]
+        trials, "trained", lambda jobs: asked.append(len(jobs)) or [trials.FinishedTrial(1.0, 0.5, 9, 3) for _ in jobs]
     )
     some, others = (learnt.jobs("dp1 mb36", "batch=36,optimizer=sgd", rate, 3) for rate in (0.1, 0.2))
     assert learnt.accuracies({"a": some, "b": [*some, *others]}) == {"a": [0.5] * 3, "b": [0.5] * 6}

@@ -225,7 +225,7 @@ def _world(words: str) -> JobWorld:
 
 
 def _samples(given: ConvergeOptions, model: Model) -> list[Diagnostic]:
-    """What is wrong with options of text for a model of labelled samples."""
+    """List the errors in options of text for a model of labelled samples."""
     from meshwright.spec.naming import classifies
 
     if not classifies(model):

@@ -22,7 +22,7 @@ from meshwright.world.crowd import Crowd
 DIVERGED = "L004"
 
 
-class Trial(NamedTuple):
+class FinishedTrial(NamedTuple):
     """A finished trial: its loss and accuracy on what is held out, the samples it trained on and its steps. One that
     diverged has an infinite loss, and classifies nothing rightly."""
 
@@ -32,18 +32,18 @@ class Trial(NamedTuple):
     steps: int
 
 
-def trained(jobs: Sequence[Job]) -> list[Trial]:
+def trained(jobs: Sequence[Job]) -> list[FinishedTrial]:
     """Train every job, and return what each came to, in their order.
 
     Raises:
         MeshwrightError: what a job raises that did not merely diverge.
     """
-    found: dict[int, Trial] = {}
+    found: dict[int, FinishedTrial] = {}
     for ranks in sorted({job.plan.num_ranks for job in jobs}):
         some = {number: job for number, job in enumerate(jobs) if job.plan.num_ranks == ranks}
         said = launch.start(_train, list(some.values()), num_ranks=ranks, device="cpu")
         # a loss that is infinite has no JSON
-        found |= {number: Trial(inf if one[0] is None else one[0], *one[1:]) for number, one in zip(some, said)}
+        found |= {number: FinishedTrial(inf if one[0] is None else one[0], *one[1:]) for number, one in zip(some, said)}
     return [found[number] for number in range(len(jobs))]
 
 
@@ -51,16 +51,16 @@ def _train(world: World, jobs: Sequence[Job]) -> list[tuple]:
     return [tuple(_trial(world, job)) for job in jobs]
 
 
-def _trial(world: World, job: Job) -> Trial:
+def _trial(world: World, job: Job) -> FinishedTrial:
     try:
         said = loop.train(world, job)
     except MeshwrightError as error:
         if all(one.code != DIVERGED for one in error.diagnostics):
             raise
-        return Trial(inf, 0.0, 0, 0)
+        return FinishedTrial(inf, 0.0, 0, 0)
     (*_, loss), (*_, right) = said["judged"].values(), said["accuracy"].values()
     samples = sum(said["batches"]) or job.train.global_batch * len(said["step_s"])
-    return Trial(loss, right, samples, len(said["step_s"]))
+    return FinishedTrial(loss, right, samples, len(said["step_s"]))
 
 
 def clocked(jobs: Sequence[Job], world: Crowd, **times: float) -> list[list[JudgedVersion]]:
