@@ -411,3 +411,19 @@ def test_a_run_learns_and_says_how_many_of_the_held_out_images_it_tells_apart(tm
     lines = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
     last = json.loads(lines[-1])
     assert last["held_out_accuracy"] == found.accuracy[48] and last["tokens"] == 48 * 16
+
+
+def test_a_batch_that_has_grown_is_judged_as_it_was(tmp_path):
+    """Every step's loss at no learning rate is of the same model, whatever the batch has grown to."""
+    words = "batch=24,features=64,optimizer=sgd,dtype=fp32,grow=0.01,most=96"
+    job = loop.Job(model=mw.load_model("digits-softmax"), plan=mw.parse_plan("dp2 mb12"), train=mw.parse_train(words),
+                   steps=4, judged_every=1, quiet=True, settings=Settings(lr=0.0, precision="float64"),
+                   corpus=str(data.build("digits", tokenizer.Bytes(), tmp_path / "cache")))  # fmt: skip
+    said = launch_forked(2, grown_by, job)[0]
+    assert said[0] == sorted(said[0]) and said[0][0] == 24 < said[0][-1] <= 96
+    assert said[1] == pytest.approx([said[1][0]] * 4, rel=1e-12)
+
+
+def grown_by(rank, job):
+    said = loop.train(World(rank, 2, rank, 2, socket.gethostname(), torch.device("cpu")), job)
+    return said["batches"], list(said["judged"].values())
