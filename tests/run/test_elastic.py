@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 from functools import cache
 
 import pytest
@@ -14,8 +15,9 @@ from meshwright.plan import parse
 from meshwright.run import data
 from meshwright.run.checkpoint.format import RankIndex
 from meshwright.run.data import tokenizer
+from meshwright.run.elastic import launcher
 from meshwright.run.elastic.launcher import Formed, run
-from meshwright.run.elastic.memory import KeptRuns, Slot, written
+from meshwright.run.elastic.memory import KeptRuns, Slot, Snapshots, written
 from meshwright.run.job import Job
 from meshwright.run.settings import Settings
 from meshwright.spec.cluster import load
@@ -77,6 +79,35 @@ def test_a_run_without_spares_shrinks_moves_its_layers_and_grows_again_with_the_
     assert [one.ranks for one in found.recoveries] == [1, 2]
     assert all(one.source == "memory" and one.repeated <= 1 for one in found.recoveries)
     assert found.losses == pytest.approx(plain.losses, rel=1e-12)
+
+
+def test_no_step_is_lost_where_the_launcher_hears_of_it_before_it_hears_where_the_ranks_began(corpus, monkeypatch):
+    waited = launcher.wait
+
+    def late(ways, timeout):
+        """Look only when workers have had the time of several steps."""
+        time.sleep(0.15)
+        return waited(ways, timeout)
+
+    plain = trained(corpus, "dp1", ranks=1)
+    monkeypatch.setattr(launcher, "wait", late)
+    assert trained(corpus, "dp1", ranks=1).losses == plain.losses
+    assert trained(corpus, "dp1", ranks=1, kills=(0,)).losses == plain.losses
+
+
+@pytest.mark.parametrize("last", [5, STEPS])
+def test_no_step_is_lost_with_a_worker_that_is_killed_as_soon_as_it_has_kept_it(last, corpus, monkeypatch):
+    plain, kept = trained(corpus, "dp1", ranks=1), Snapshots.keep
+
+    def keep(memory, step):
+        kept(memory, step)
+        if step == last and memory.own[0].kept.epoch == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(Snapshots, "keep", keep)
+    found = trained(corpus, "dp1", ranks=1)
+    assert [(one.step, one.repeated) for one in found.recoveries] == [(last, 0)]
+    assert found.losses == plain.losses and found.grad_norms == plain.grad_norms
 
 
 def rounds(corpus, *trace, spares=None, ranks=2, sync="diloco:h=3", **said):

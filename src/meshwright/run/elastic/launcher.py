@@ -138,6 +138,7 @@ class _Driver:
         self.repairs: list[float] = []
         self.back_s: float | None = None  # when the host that is being killed is back, where the trace says so
         self.steps: dict[int, Stepped] = {}
+        self.furthest = 0  # the last step that a formation before this one is known to have done
         self.failures = self.barren = 0
         self.raised = ""  # what a worker raised since the last step
         self.changed_at: float | None = None
@@ -197,6 +198,7 @@ class _Driver:
         self.epoch += 1
         self.size = ranks
         self.workers, self.settled, self.over = {}, {}, {}
+        self.furthest = max(self.steps, default=0)
         while len(self.hosts) < ranks:
             self._start()
         how = self.formed(ranks)
@@ -302,14 +304,20 @@ class _Driver:
         return self._lost(f"host {one.number}", node=True)
 
     def _hear_steps(self, ended: _Host | None = None) -> None:
-        """Take up the steps that workers have done; to the end, those of a host that has died."""
+        """Take up the steps that workers have done; to the end, those of a host that has died. What a formation does
+        anew counts in place of what one before it did, and may be heard before all its ranks have said where they
+        began."""
         for one in self.hosts:
             with contextlib.suppress(EOFError, OSError):
                 while one.done.poll(WORKER_ENDS_S if one is ended else 0.0):
                     word = msgspec.json.decode(one.done.recv_bytes(), type=Stepped)
                     self.barren, self.raised = 0, ""
                     self.first_step_at = self.now() if self.first_step_at is None else self.first_step_at
-                    if word.step not in self.steps or not word.rank:  # of replicas that differ the first one's counts
+                    if word.epoch < self.epoch:
+                        self.furthest = max(self.furthest, word.step)
+                    known = self.steps.get(word.step)
+                    # of replicas that differ the first one's counts
+                    if known is None or (word.epoch, -word.rank) > (known.epoch, -known.rank):
                         self.steps[word.step] = word
 
     def _hear(self, one: _Host, word: Word) -> Event | None:
@@ -370,8 +378,9 @@ class _Driver:
         if self.whole is not None:
             self.whole({self.hosts[rank].process.pid: pid for rank, pid in self.workers.items()})
         first = self.settled[0]
-        newest = max(first.newest, *self.steps, first.step)
-        for step in [step for step in self.steps if step > first.step]:
+        newest = max(first.newest, self.furthest, first.step)
+        undone = [n for n, done in self.steps.items() if n > first.step and done.epoch < self.epoch]
+        for step in undone:
             del self.steps[step]
         if self.changed_at is None:
             return None

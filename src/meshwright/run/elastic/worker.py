@@ -108,10 +108,11 @@ def _train(
     trainer.before_totals.append(memory.arrived)
 
     def stepped(step: int, result: StepResult, seconds: float) -> None:
+        # first: whatever is killed when, a step that others go on after has been told
+        say_done(Stepped(order.epoch, order.rank, step, result.loss, result.grad_norm, seconds))
         if trainer.round_ended:  # within a round replicas differ, and what one held is not what all go on from
             trainer.statistics.join(trainer.joined)
             memory.keep(step)
-        say_done(Stepped(order.epoch, order.rank, step, result.loss, result.grad_norm, seconds))
 
     run = RankRun(job, trainer, *divided(job, corpus, world, place))
     run.after_step.append(stepped)
