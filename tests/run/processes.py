@@ -7,6 +7,7 @@ import gc
 import os
 import pickle
 import signal
+import socket
 import struct
 import sys
 import tempfile
@@ -15,13 +16,17 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 import torch.distributed.fsdp
 import torch.distributed.pipelining
 
+from meshwright.errors import MeshwrightError
 from meshwright.run.ahead import load_ahead
 from meshwright.run.environment import keep_memory, run_in_batch
+from meshwright.run.launch import report_of, verdict
+from meshwright.run.world import Report, World
 from tests.run import plain
 
 load_ahead()
@@ -76,6 +81,33 @@ def launch_kept(num_ranks: int, function, *args, timeout_s: float = 120.0) -> li
         raise
     _kept[num_ranks] = found
     return answer
+
+
+def start_kept(function, *args, num_ranks: int, timeout_s: float = 120.0) -> Any:
+    """As the product's :func:`launch.start` on the processor, in processes that are kept: ``function(world, *args)`` on
+    every rank, and what the first returns, of whatever is true of a job however its ranks were started. What it prints
+    and what the environment says meanwhile, and whoever ends a rank or asks it to end, is for :func:`launch.start`.
+
+    Raises:
+        MeshwrightError: as :func:`launch.start`, of errors that every rank raises.
+        AssertionError: as :func:`launch_kept`.
+    """
+    said = launch_kept(num_ranks, _reported, num_ranks, function, args, timeout_s=timeout_s)
+    reports = {rank: msgspec.json.decode(one, type=Report) for rank, one in enumerate(said)}
+    if any(report.exit_code for report in reports.values()):
+        _kept.pop(num_ranks).close()  # nobody knows what it left behind
+        raise verdict({rank: report.exit_code for rank, report in reports.items()}, reports)
+    return reports[0].result
+
+
+def _reported(rank: int, num_ranks: int, function, args: tuple) -> str:
+    """What a rank of a job has to say at its end."""
+    world = World(rank, num_ranks, rank, num_ranks, socket.gethostname(), torch.device("cpu"))
+    try:
+        report = Report(result=function(world, *args))
+    except MeshwrightError as error:
+        report = report_of(error)
+    return msgspec.json.encode(report).decode()
 
 
 def end_kept() -> None:

@@ -18,7 +18,7 @@ from meshwright.sync.clients import Begun, Keep, Merge
 from meshwright.sync.policy import read
 from meshwright.world.crowd import Crowd
 from tests.run import local
-from tests.run.processes import launch as forked
+from tests.run.processes import launch_kept
 from tests.run.small import differences
 from tests.run.test_clients import MODEL, TRAIN, held, job, run
 
@@ -79,8 +79,8 @@ def by_hand(rank, said, rounds):
 
 def test_rounds_of_anchors_and_miners_are_those_by_hand(corpus):
     said = asked(corpus, 4)  # rounds 0 and 2 of anchors, 1 and 3 of miners
-    (expected,) = forked(1, by_hand, said, 4)
-    for got in forked(3, held, said, "clients"):
+    (expected,) = launch_kept(1, by_hand, said, 4)
+    for got in launch_kept(3, held, said, "clients"):
         apart = differences(local.whole([got], "param"), local.whole([expected], "param"))
         assert max(apart.values()) < 1e-12, max(apart, key=apart.get)
 

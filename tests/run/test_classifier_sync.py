@@ -3,6 +3,7 @@ hold."""
 
 import socket
 from collections import Counter
+from unittest.mock import patch
 
 import msgspec
 import numpy as np
@@ -14,7 +15,7 @@ from meshwright.cost import standard
 from meshwright.papers.checks.federated import RegressionClients, rounds_of
 from meshwright.plan import check, parse
 from meshwright.plan.executable import unexecutable
-from meshwright.run import clients, data, launch, loop
+from meshwright.run import clients, data, loop
 from meshwright.run.checkpoint import Meta, identity, save
 from meshwright.run.checkpoint import load as load_checkpoint
 from meshwright.run.data import tokenizer
@@ -28,8 +29,7 @@ from meshwright.sync.policy import read as policy
 from meshwright.world.crowd import Crowd, factors
 from tests.run import codes, local
 from tests.run.classifiers import FEATURES, PERCEPTRON, SOFTMAX, TRAIN, VGG, begun, model, steps
-from tests.run.processes import launch as launch_forked
-from tests.run.processes import launch_kept
+from tests.run.processes import launch_kept, start_kept
 from tests.run.small import differences
 
 OF = {"vgg": (VGG, TRAIN), "perceptron": (PERCEPTRON, FEATURES)}
@@ -117,7 +117,7 @@ def of_clients(corpus, words, steps, **said):
 def test_clients_learn_labels_and_send_the_bytes_that_are_predicted(corpus, words):
     asked = of_clients(corpus, words, 48, judged_every=1, held_out=0.2)
     world = Crowd(speeds=factors("1/1/2"), skew=0.3)
-    found = launch.start(clients.train, asked, world, num_ranks=3, device="cpu", stops=True)
+    found = start_kept(clients.train, asked, world, num_ranks=3)
     did = found["clients"]
     assert next(iter(found["judged"].values())) < 1.2  # of one that knows nothing it is log 5 = 1.61
     assert next(iter(found["accuracy"].values())) > 0.5  # and 0.2
@@ -174,11 +174,12 @@ def of_images(rank, asked):
     """The parameters and statistics of the first rank at the end of a run of clients, and what it says of them."""
     place, found = World(rank, 3, rank, 3, socket.gethostname(), torch.device("cpu")), []
     finished = clients._finished
-    clients._finished = lambda job, trainer, *rest: (
-        finished(job, trainer, *rest),
-        found.extend((p.parameter.name, p.values.clone()) for p in trainer.pieces() if p.key == "param"),
-    )[0]
-    said = clients.train(place, asked, Crowd(skew=0.5))
+    keep = lambda trainer: found.extend(  # noqa: E731
+        (p.parameter.name, p.values.clone()) for p in trainer.pieces() if p.key == "param"
+    )
+    kept = lambda job, trainer, *rest: (finished(job, trainer, *rest), keep(trainer))[0]  # noqa: E731
+    with patch.object(clients, "_finished", kept):
+        said = clients.train(place, asked, Crowd(skew=0.5))
     return found, said.get("judged"), said.get("accuracy")
 
 
@@ -191,10 +192,10 @@ def test_clients_keep_statistics_of_their_own_which_are_the_mean_in_the_end_and_
     more = {"settings": {"precision": "float64"}, "judged_every": 1, "held_out": 0.2}
     asked = of_clients(built, "fedavg:h=2,clients=2", 8, **more)
     asked = msgspec.structs.replace(asked, model=model(VGG), train=train)
-    whole, judged, _ = launch_forked(3, of_images, asked)[0]
+    whole, judged, _ = launch_kept(3, of_images, asked)[0]
     halves = msgspec.structs.replace(asked, out=str(tmp_path / "out"))
-    launch_forked(3, of_images, msgspec.structs.replace(halves, steps=4))
-    found, again, _ = launch_forked(3, of_images, msgspec.structs.replace(halves, resume=True))[0]
+    launch_kept(3, of_images, msgspec.structs.replace(halves, steps=4))
+    found, again, _ = launch_kept(3, of_images, msgspec.structs.replace(halves, resume=True))[0]
     assert [name for name, _ in found] == [name for name, _ in whole]
     assert any("running_mean" in name and float(values.abs().max()) > 1e-3 for name, values in whole)
     assert all(torch.allclose(a, b, rtol=1e-9, atol=1e-12) for (_, a), (_, b) in zip(found, whole))
@@ -211,9 +212,10 @@ def of_one_server(rank, asked):
         weight = held["classifier.weight"].view(5, 12).T
         found.append(torch.cat((held["classifier.bias"][None], weight)))
 
-    clients.taken_up = lambda job, trainer, *rest: (keep(trainer), begun(job, trainer, *rest))[1]
-    clients._finished = lambda job, trainer, *rest: (finished(job, trainer, *rest), keep(trainer))[0]
-    clients.train(place, asked, Crowd())
+    first = lambda job, trainer, *rest: (keep(trainer), begun(job, trainer, *rest))[1]  # noqa: E731
+    last = lambda job, trainer, *rest: (finished(job, trainer, *rest), keep(trainer))[0]  # noqa: E731
+    with patch.multiple(clients, taken_up=first, _finished=last):
+        clients.train(place, asked, Crowd())
     return found
 
 
@@ -225,7 +227,7 @@ def test_regressions_of_the_check_on_fedprox_are_those_of_real_clients(words, mu
     np.savez(tmp_path / "some.npz", features=features, labels=labels, clients=owners)
     built = str(data.build(str(tmp_path / "some.npz"), tokenizer.Bytes(), tmp_path / "cache"))
     asked = of_clients(built, words, 12, settings={"precision": "float64"})
-    before, behind = launch_forked(3, of_one_server, asked)[0]
+    before, behind = launch_kept(3, of_one_server, asked)[0]
     samples = [(features[owners == one], labels[owners == one]) for one in range(3)]
     regression = RegressionClients(samples, 4, 0.1, mu)
     found = regression.replayed(rounds_of(words, Crowd(), 3, 36), before.double().numpy())

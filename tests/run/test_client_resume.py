@@ -21,6 +21,7 @@ from meshwright.spec.dimensions import transformer
 from meshwright.spec.workload import Train
 from meshwright.world.crowd import Crowd, factors
 from tests.run.processes import launch as forked
+from tests.run.processes import start_kept
 
 MODEL = transformer(layers=1, hidden=16, heads=2, kv_heads=2, vocab=260, ffn=24, gated=True, max_seq_len=32)
 SETTINGS = Settings(precision="float64", lr=1e-2, warmup=3)
@@ -47,19 +48,22 @@ def job(corpus, words, steps, out, **said):
     )
 
 
-def run(rank, asked, crowd, killed=None):
-    """A rank of a run; the client `killed` dies at the beginning of a task once there is a checkpoint, for which all
-    take some time."""
-    if killed is not None:
-        begin = ClientLoop._steps
+def run(asked, crowd):
+    return start_kept(clients.train, asked, crowd, num_ranks=3)
 
-        def steps(self, said, losses):
-            time.sleep(0.05)
-            if rank == killed and complete(self.saver.root):
-                os.kill(os.getpid(), signal.SIGKILL)
-            return begin(self, said, losses)
 
-        ClientLoop._steps = steps
+def killed(rank, asked, crowd, victim):
+    """A rank of a run in which a client dies at the beginning of a task once there is a checkpoint, for which all take
+    some time."""
+    begin = ClientLoop._steps
+
+    def steps(self, said, losses):
+        time.sleep(0.05)
+        if rank == victim and complete(self.saver.root):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return begin(self, said, losses)
+
+    ClientLoop._steps = steps
     place = World(rank, 3, rank, 3, socket.gethostname(), torch.device("cpu"))
     return clients.train(place, asked, crowd)
 
@@ -83,11 +87,11 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(corpus, tmp_path, words, sai
     """One client is killed with a signal that it cannot catch. The losses of all versions are those of the run that
     went through, in float64: to the last bit, but for the coded sum, which is of whoever answers first."""
     one, other = tmp_path / "one", tmp_path / "other"
-    forked(3, run, job(corpus, words, 12, one, **said), crowd)
+    run(job(corpus, words, 12, one, **said), crowd)
     with pytest.raises(AssertionError):
-        forked(3, run, job(corpus, words, 12, other, save_every=2, **said), crowd, 1)
+        forked(3, killed, job(corpus, words, 12, other, save_every=2, **said), crowd, 1)
     assert 0 < len(lines(other)) < len(lines(one))
-    found = forked(3, run, job(corpus, words, 12, other, resume=True, **said), crowd)[0]
+    found = run(job(corpus, words, 12, other, resume=True, **said), crowd)
     expected, got = lines(one), lines(other)
     assert [(v["step"], v["steps"]) for v in got] == [(v["step"], v["steps"]) for v in expected]
     assert [v["loss"] for v in got] == pytest.approx(
@@ -103,8 +107,8 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(corpus, tmp_path, words, sai
 def test_a_run_that_has_ended_goes_on_to_more_steps(corpus, tmp_path, words):
     """Clients that answer when they like, and aggregators between: versions follow one another, and the steps of both
     runs make the whole."""
-    first = forked(3, run, job(corpus, words, 6, tmp_path), Crowd(speeds=factors("1/1/2")))[0]
-    then = forked(3, run, job(corpus, words, 12, tmp_path, resume=True), Crowd(speeds=factors("1/1/2")))[0]
+    first = run(job(corpus, words, 6, tmp_path), Crowd(speeds=factors("1/1/2")))
+    then = run(job(corpus, words, 12, tmp_path, resume=True), Crowd(speeds=factors("1/1/2")))
     assert then["first_step"] == first["last_step"] + 1
     assert [v["step"] for v in lines(tmp_path)] == list(range(1, then["last_step"] + 1))
     assert 36 <= first["clients"]["merged"] + then["clients"]["merged"] == sum(v["steps"] for v in lines(tmp_path))

@@ -2,6 +2,7 @@
 
 import json
 import socket
+from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from meshwright.cli import main
 from meshwright.plan import parse
-from meshwright.run import clients, data, launch, loop
+from meshwright.run import clients, data, loop
 from meshwright.run.data import tokenizer
 from meshwright.run.settings import Settings
 from meshwright.run.world import World
@@ -21,7 +22,7 @@ from meshwright.sync.policy import read
 from meshwright.world.crowd import Crowd, factors
 from meshwright.world.decider import LogEntry, replayed
 from tests.run import local
-from tests.run.processes import launch as forked
+from tests.run.processes import launch_kept, start_kept
 from tests.run.small import differences
 
 MODEL = transformer(layers=2, hidden=32, heads=4, kv_heads=2, vocab=260, ffn=48, gated=True, max_seq_len=64)
@@ -41,7 +42,7 @@ def job(corpus, plan, steps, **said):
 
 
 def run(asked, world):
-    return launch.start(clients.train, asked, world, num_ranks=asked.plan.layout.dp, device="cpu", stops=True)
+    return start_kept(clients.train, asked, world, num_ranks=asked.plan.layout.dp)
 
 
 def held(rank, asked, kind):
@@ -52,11 +53,11 @@ def held(rank, asked, kind):
     keep = lambda job, trainer, *_: found.append(local.state(trainer)) or ""  # noqa: E731
     if kind == "clients":
         finished = clients._finished
-        clients._finished = lambda *said: (finished(*said), keep(*said))[0]
-        clients.train(place, asked, Crowd())
+        with patch.object(clients, "_finished", lambda *said: (finished(*said), keep(*said))[0]):
+            clients.train(place, asked, Crowd())
     else:
-        loop.RankRun._save = lambda self, **_: keep(self.job, self.trainer)
-        loop.train(place, asked)
+        with patch.object(loop.RankRun, "_save", lambda self, **_: keep(self.job, self.trainer)):
+            loop.train(place, asked)
     return found[-1]
 
 
@@ -65,7 +66,7 @@ def test_a_sample_of_all_clients_is_local_steps_with_a_mean(corpus):
     rounds, in float64 but for the order of three additions; every rank has the server's model."""
     plans = {"clients": "dp3 mb2 sync=fedavg:h=2", "replicas": "dp3 mb2 sync=local:h=2"}
     got = {
-        kind: forked(3, held, job(corpus, plan, 6, settings={"precision": "float64"}), kind)
+        kind: launch_kept(3, held, job(corpus, plan, 6, settings={"precision": "float64"}), kind)
         for kind, plan in plans.items()
     }
     (one, other), whole = got.values(), lambda rank: local.whole([rank], "param")
@@ -79,7 +80,7 @@ def test_aggregators_change_nothing_but_the_way(corpus):
     train = Train(global_batch=8, seq_len=32, dtype="fp32")
     words, settings = "dp4 mb2 sync=fedavg:h=1,clients=3", {"precision": "float64"}
     got = [
-        forked(4, held, msgspec.structs.replace(job(corpus, plan, 3, settings=settings), train=train), "clients")
+        launch_kept(4, held, msgspec.structs.replace(job(corpus, plan, 3, settings=settings), train=train), "clients")
         for plan in (words, f"{words},tree=2")
     ]
     one, other = (local.whole([ranks[0]], "param") for ranks in got)
@@ -128,9 +129,9 @@ class Entry(LogEntry):
 def test_the_proximal_term_keeps_clients_near_the_model(corpus):
     """With a strong pull what clients change in a task is less, and no loss is not a number."""
     moved, still = [], job(corpus, "dp3 mb2 sync=fedprox:h=6", 6, settings={"lr": 1e-30})
-    before = forked(3, held, still, "clients")
+    before = launch_kept(3, held, still, "clients")
     for mu in (0.001, 30.0):
-        got = forked(3, held, job(corpus, f"dp3 mb2 sync=fedprox:h=6,mu={mu}", 6), "clients")
+        got = launch_kept(3, held, job(corpus, f"dp3 mb2 sync=fedprox:h=6,mu={mu}", 6), "clients")
         moved.append(max(differences(*(local.whole([one[0]], "param") for one in (got, before))).values()))
     assert moved[1] < 0.8 * moved[0]
 

@@ -1,6 +1,7 @@
 """Coded gradients by real processes: the steps of one process whoever drops out, in as many bytes as predicted."""
 
 import socket
+from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -19,7 +20,7 @@ from meshwright.sync.clients import Answered
 from meshwright.world.crowd import Crowd
 from meshwright.world.trace import read
 from tests.run import local
-from tests.run.processes import launch as forked
+from tests.run.processes import launch_kept
 from tests.run.small import differences, llama
 
 MODEL = llama(layers=1, vocab=260)
@@ -42,17 +43,17 @@ def held(rank, asked, size):
     keep = lambda job, trainer, *_: found.append(local.state(trainer)) or ""  # noqa: E731
     if size > 1:
         finished = clients._finished
-        clients._finished = lambda *said: (finished(*said), keep(*said))[0]
-        said = clients.train(place, asked, DROPS)
+        with patch.object(clients, "_finished", lambda *said: (finished(*said), keep(*said))[0]):
+            said = clients.train(place, asked, DROPS)
     else:
-        loop.RankRun._save = lambda self, **_: keep(self.job, self.trainer)
-        said = loop.train(place, asked)
+        with patch.object(loop.RankRun, "_save", lambda self, **_: keep(self.job, self.trainer)):
+            said = loop.train(place, asked)
     return found[-1], said
 
 
 def test_steps_are_those_of_one_process_whoever_drops_out_in_the_bytes_that_are_predicted(asked):
     one = msgspec.structs.replace(asked, plan=mw.parse_plan("dp1 mb1"))
-    (((expected, usual),), got) = forked(1, held, one, 1), forked(3, held, asked, 3)
+    (((expected, usual),), got) = launch_kept(1, held, one, 1), launch_kept(3, held, asked, 3)
     apart = differences(local.whole([got[1][0]], "param"), local.whole([expected], "param"))
     assert max(apart.values()) < 1e-12, max(apart, key=apart.get)
     summary = got[0][1]

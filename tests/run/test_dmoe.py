@@ -9,7 +9,7 @@ import torch
 import meshwright as mw
 from meshwright.errors import MeshwrightError
 from meshwright.plan import check, parse
-from meshwright.run import data, launch, loop
+from meshwright.run import data, loop
 from meshwright.run.data import tokenizer
 from meshwright.run.dmoe.train import train
 from meshwright.run.exchanges import in_step
@@ -20,6 +20,7 @@ from meshwright.simulate.swarm import SwarmWorld
 from meshwright.spec.dimensions import transformer
 from meshwright.spec.workload import Train
 from meshwright.world.trace import WorldEvent
+from tests.run.processes import start_kept
 
 MODEL = transformer(layers=2, hidden=16, heads=2, kv_heads=1, vocab=260, ffn=24, gated=True, max_seq_len=32,
                     experts=4, top_k=2, tied_embeddings=False)  # fmt: skip
@@ -45,7 +46,7 @@ def world(*failures, computing=(1.0,) * 3, **said):
 @pytest.fixture(scope="module")
 def alone(corpus):
     """The losses of one process that has all experts."""
-    return launch.start(loop.train, job(corpus, "dp1 mb4", 6), num_ranks=1, device="cpu")["losses"]
+    return start_kept(loop.train, job(corpus, "dp1 mb4", 6), num_ranks=1)["losses"]
 
 
 def test_experts_that_peers_have_train_as_in_one_process_and_the_bytes_are_those_simulated(corpus, alone, tmp_path):
@@ -57,7 +58,7 @@ def test_experts_that_peers_have_train_as_in_one_process_and_the_bytes_are_those
     assert told["sent_bytes"] == told["simulated_bytes"] == 2 * 5 * (4 * 16 * 2) * 16 * 8
     # another plan goes on from what the peers held, parameters and moments
     resumed = job(corpus, "dp1 mb4", 6, out=str(tmp_path), resume=True)
-    after = launch.start(loop.train, resumed, num_ranks=1, device="cpu")["losses"]
+    after = start_kept(loop.train, resumed, num_ranks=1)["losses"]
     assert after == pytest.approx(alone[4:], rel=1e-12)
 
 

@@ -20,6 +20,7 @@ from meshwright.run.settings import Settings
 from meshwright.simulate.feed import FeedSizes, fed
 from meshwright.spec.dimensions import transformer
 from meshwright.spec.workload import Train
+from tests.run.processes import start_kept
 
 MODEL = transformer(layers=1, hidden=32, heads=4, kv_heads=2, vocab=260, ffn=48, gated=True, max_seq_len=64)
 TRAIN = Train(global_batch=4, seq_len=32, dtype="fp32")
@@ -100,8 +101,8 @@ def job(corpus, **said):
     return loop.Job(model=MODEL, corpus=corpus, **how, **said)
 
 
-def run(asked, main=loop.train):
-    return launch.start(main, asked, num_ranks=2, device="cpu", stops=True)
+def run(asked):
+    return start_kept(loop.train, asked, num_ranks=2)
 
 
 def dies(world, asked):
@@ -121,7 +122,8 @@ def test_a_killed_run_with_workers_goes_on_with_the_losses_of_one_without(corpus
     assert len(whole["data_s"]) == 10 and min(whole["data_s"]) > 0
     out = tmp_path / "out"
     with pytest.raises(MeshwrightError, match="L001"):
-        run(job(corpus, steps=10, out=str(out), save_every=3, data_workers=2, prefetch=3), dies)
+        asked = job(corpus, steps=10, out=str(out), save_every=3, data_workers=2, prefetch=3)
+        launch.start(dies, asked, num_ranks=2, device="cpu")
     again = run(job(corpus, steps=10, out=str(out), resume=True, data_workers=1))
     said = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in said] == list(range(1, 11))

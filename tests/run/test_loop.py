@@ -23,6 +23,7 @@ from meshwright.run.weights import export_weights
 from meshwright.spec.dimensions import transformer
 from meshwright.spec.workload import Train
 from meshwright.timeline import Identity, unpack
+from tests.run.processes import start_kept
 
 MODEL = transformer(layers=2, hidden=32, heads=4, kv_heads=2, vocab=260, ffn=48, gated=True, max_seq_len=64)
 TRAIN = Train(global_batch=4, seq_len=32, dtype="fp32")
@@ -39,7 +40,12 @@ def job(corpus, **said):
     return loop.Job(model=MODEL, plan=plan, train=TRAIN, settings=settings, corpus=corpus, **said)
 
 
-def run(asked, main=loop.train):
+def run(asked):
+    return start_kept(loop.train, asked, num_ranks=asked.plan.layout.num_ranks)
+
+
+def started(asked, main=loop.train):
+    """A run in processes of its own."""
     return launch.start(main, asked, num_ranks=asked.plan.layout.num_ranks, device="cpu", stops=True)
 
 
@@ -54,7 +60,7 @@ def uninterrupted(corpus):
 
 def test_the_loss_falls_and_a_run_says_what_it_did(corpus, tmp_path, capfd):
     asked = job(corpus, steps=20, out=str(tmp_path / "out"), ideal_s=1e-3, settings={"warmup": 4})
-    found = msgspec.convert(run(asked), loop.RunSummary)
+    found = msgspec.convert(started(asked), loop.RunSummary)
     assert (found.first_step, found.last_step, found.stopped, found.device) == (1, 20, False, "cpu")
     assert found.losses[-1] < found.losses[0] - 1
     assert found.losses[0] == pytest.approx(5.56, abs=0.2)  # log 260: a model that knows nothing
@@ -137,7 +143,7 @@ def test_a_run_told_to_end_finishes_its_step_saves_and_goes_on_later_as_if_nothi
 ):
     out = tmp_path / "out"
     after_lines(out, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    first = run(job(corpus, steps=10**6, out=str(out)))
+    first = started(job(corpus, steps=10**6, out=str(out)))
     done = first["last_step"]
     assert first["stopped"] and 3 <= done < 10**6
     assert first["saved"].endswith(f"step-{done:08d}")
@@ -170,7 +176,7 @@ def test_a_run_whose_rank_was_killed_goes_on_from_its_last_checkpoint(corpus, un
     out = tmp_path / "out"
     begun = time.monotonic()
     with pytest.raises(launch.RankDied, match=r"rank 1 on .* died: killed by SIGKILL"):
-        run(job(corpus, steps=12, out=str(out), save_every=1), main=shot)
+        started(job(corpus, steps=12, out=str(out), save_every=1), main=shot)
     assert time.monotonic() - begun < 30
     kept = read_index(find(out)).meta.step
     assert 2 <= kept <= 4  # the save of the last step was under way
@@ -200,7 +206,7 @@ def test_a_run_whose_disk_fills_says_so_and_keeps_the_checkpoint_before(corpus, 
     out = tmp_path / "out"
     begun = time.monotonic()
     with pytest.raises(MeshwrightError) as caught:
-        run(job(corpus, steps=12, out=str(out), save_every=2), main=small_disk)
+        started(job(corpus, steps=12, out=str(out), save_every=2), main=small_disk)
     assert time.monotonic() - begun < 15
     (found,) = caught.value.diagnostics
     assert found.code == "H005" and "File too large" in found.message and "(rank 1)" in found.place
@@ -236,7 +242,7 @@ def test_another_batch_goes_on_with_a_note(corpus, tmp_path, capfd):
     asked = msgspec.structs.replace(
         job(corpus, steps=2, out=out, resume=True), train=Train(global_batch=8, seq_len=32, dtype="fp32")
     )
-    run(asked)
+    started(asked)
     assert (
         "the checkpoint was trained on batch=4,seq=32,dtype=fp32: the data goes on at step 1\n"
         in capfd.readouterr().err
@@ -252,13 +258,13 @@ def test_a_run_that_is_done_does_nothing(corpus, tmp_path):
 
 def test_the_corpus_is_built_by_the_run_where_it_is_not_there(corpus, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert run(job("", steps=2))["losses"] == run(job(corpus, steps=2))["losses"]
+    assert started(job("", steps=2))["losses"] == run(job(corpus, steps=2))["losses"]
     assert len(list((tmp_path / "meshwright" / "corpus").iterdir())) == 1
 
 
 def test_a_text_that_cannot_be_read_is_one_error_of_the_whole_job(tmp_path):
     with pytest.raises(MeshwrightError) as error:
-        run(job("", steps=2, text=str(tmp_path / "absent")))
+        started(job("", steps=2, text=str(tmp_path / "absent")))
     assert [d.code for d in error.value.diagnostics] == ["D001"]
 
 

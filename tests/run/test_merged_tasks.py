@@ -23,7 +23,7 @@ from meshwright.run.weights import export_weights
 from meshwright.spec.cluster import load
 from meshwright.world.crowd import Crowd
 from tests.run import local
-from tests.run.processes import launch as forked
+from tests.run.processes import launch_kept
 from tests.run.small import differences
 from tests.run.test_clients import MODEL, TRAIN, job, run
 
@@ -135,7 +135,7 @@ def by_hand(rank, said, rounds):
 def test_merged_rounds_affinities_and_groups_are_those_by_hand(corpus, tmp_path):
     """The split is that of three tasks in two; every job is published with the heads of its tasks."""
     said = asked(corpus, 5 * H, out=str(tmp_path / "run"))  # two merged rounds, and three of jobs in turn
-    ((groups, affinity, models),) = forked(1, by_hand, said, 5)
+    ((groups, affinity, models),) = launch_kept(1, by_hand, said, 5)
     found = run(said, Crowd())["clients"]
     assert np.allclose(found["affinity"], affinity, rtol=1e-9, atol=1e-13)
     assert sorted(map(tuple, found["groups"])) == sorted(groups)

@@ -11,7 +11,6 @@ from meshwright.plan import check, parse
 from meshwright.plan.executable import unexecutable
 from meshwright.run import mesh
 from meshwright.run.equality import EqualityCase, apart
-from meshwright.run.launch import start
 from meshwright.run.links import End, cuts
 from meshwright.run.microbatches import own_rows
 from meshwright.run.settings import Settings
@@ -19,6 +18,7 @@ from meshwright.run.trainer import Trainer
 from meshwright.spec.cluster import load
 from meshwright.spec.workload import Train
 from tests.cli.tiny import tiny
+from tests.run.processes import start_kept
 from tests.run.small import batch, llama
 
 #: As in test_equality: relative to each tensor's largest element.
@@ -72,8 +72,8 @@ def frozen_steps(world, plan, steps):
 
 def test_a_frozen_pool_is_left_as_it_is_and_the_others_train_the_same():
     plan = parse("a=[dp1 mb2 on=0:1 part=0:2 frozen] + b=[dp1 mb1 on=1:2 part=2:4]").on(2)
-    found = start(frozen_steps, plan, 3, num_ranks=2, device="cpu", timeout_s=60.0)
-    (alone,) = (start(frozen_steps, parse("dp1 mb8"), 3, num_ranks=1, device="cpu", timeout_s=60.0),)
+    found = start_kept(frozen_steps, plan, 3, num_ranks=2)
+    alone = start_kept(frozen_steps, parse("dp1 mb8"), 3, num_ranks=1)
     assert found["losses"] == pytest.approx(alone["losses"], rel=TOLERANCE)
     assert found["losses"][2] < found["losses"][0]
     # rank 0 is of the frozen pool: its parameters are there, unmoved, and have no moments

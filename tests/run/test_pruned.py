@@ -20,7 +20,7 @@ from meshwright.sync.policy import read
 from meshwright.sync.pruning import densities, drawn
 from meshwright.world.crowd import Crowd
 from tests.run import local
-from tests.run.processes import launch as forked
+from tests.run.processes import launch_kept
 from tests.run.small import differences
 from tests.run.test_clients import MODEL, TRAIN, held, job, run
 
@@ -90,9 +90,9 @@ def asked(corpus, steps):
 
 def test_rounds_of_a_model_that_is_pruned_are_those_by_hand(corpus):
     said = asked(corpus, ROUNDS * H)
-    (expected,) = forked(1, by_hand, said, ROUNDS)
+    (expected,) = launch_kept(1, by_hand, said, ROUNDS)
     want = local.whole([expected], "param")
-    for got in forked(3, held, said, "clients"):
+    for got in launch_kept(3, held, said, "clients"):
         mine = local.whole([got], "param")
         apart = differences(mine, want)
         assert max(apart.values()) < 1e-12, max(apart, key=apart.get)

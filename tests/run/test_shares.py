@@ -13,10 +13,10 @@ from meshwright.plan.executable import unexecutable
 from meshwright.plan.slices import Portions, portions_of
 from meshwright.run import equality, mesh
 from meshwright.run.data import Batch
-from meshwright.run.launch import start
 from meshwright.run.record import Off, Recorder, install, recorder
 from meshwright.run.settings import Settings
 from meshwright.run.trainer import Trainer
+from tests.run.processes import start_kept
 from tests.run.small import llama
 
 TRAIN = mw.parse_train("batch=6,seq=16,dtype=fp32")
@@ -127,7 +127,7 @@ def _pair(world):
 @pytest.fixture(scope="module")
 def pair():
     """The findings of two processes, which both tests below read."""
-    return start(_pair, num_ranks=2, device="cpu", timeout_s=60.0)
+    return start_kept(_pair, num_ranks=2)
 
 
 def test_uneven_shards_are_recorded_with_the_bytes_that_travel(pair):

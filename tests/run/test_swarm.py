@@ -7,7 +7,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.export import export
 from meshwright.plan import parse
 from meshwright.plan.executable import unexecutable
-from meshwright.run import data, launch, loop
+from meshwright.run import data, loop
 from meshwright.run.data import tokenizer
 from meshwright.run.exchanges import in_step
 from meshwright.run.job import Job
@@ -21,6 +21,7 @@ from meshwright.simulate.swarm import SwarmWorld
 from meshwright.spec.dimensions import transformer
 from meshwright.spec.workload import Train
 from meshwright.world.trace import WorldEvent
+from tests.run.processes import start_kept
 
 MODEL = transformer(layers=4, hidden=16, heads=2, kv_heads=1, vocab=260, ffn=24, gated=True, max_seq_len=32,
                     tied_embeddings=False)  # fmt: skip
@@ -46,7 +47,7 @@ def world(*failures, computing=(1.0,) * 4, **said):
 @pytest.fixture(scope="module")
 def alone(corpus):
     """The losses of one process."""
-    return launch.start(loop.train, job(corpus, "dp1 mb1", 6), num_ranks=1, device="cpu")["losses"]
+    return start_kept(loop.train, job(corpus, "dp1 mb1", 6), num_ranks=1)["losses"]
 
 
 def test_a_swarm_trains_what_one_process_trains_and_sends_the_bytes_that_are_simulated(corpus, alone):
@@ -65,7 +66,7 @@ def test_a_swarm_whose_peers_are_killed_and_come_back_trains_the_same(corpus, al
     assert swarm["lost"] == swarm["joined"] == 2 and min(swarm["stages"]) == 0
     # a run of another plan goes on from what the peers held
     resumed = job(corpus, "dp1 mb1", 6, out=str(tmp_path), resume=True)
-    after = launch.start(loop.train, resumed, num_ranks=1, device="cpu")["losses"]
+    after = start_kept(loop.train, resumed, num_ranks=1)["losses"]
     assert after == pytest.approx(alone[4:], rel=1e-12)
 
 
