@@ -85,7 +85,10 @@ class Cohort:
         if times <= 1:
             return self.phase[-first % self.block] if times else 0
         cycles, rest = divmod(times, self.block)
-        return cycles * len(self.members) + sum(self.phase[-(first + i) % self.block] for i in range(rest))
+        end = -first % self.block + 1  # of the places that come to a block's end one after the other, backwards
+        begin = end - rest
+        some = sum(self.phase[max(begin, 0) : end]) + (sum(self.phase[begin:]) if begin < 0 else 0)
+        return cycles * len(self.members) + some
 
     @property
     def until_named(self) -> int:

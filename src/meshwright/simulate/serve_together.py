@@ -25,13 +25,14 @@ class DecodingTogether:
         """Let those of the given numbers be the members."""
         if numbers is self.numbers:
             return
-        wanted = set(numbers)
-        if not wanted.issuperset(self.since):
-            for number in self.since.keys() - wanted:
+        since, ticks = self.since, self.ticks
+        new = [number for number in numbers if number not in since]
+        if len(since) + len(new) > len(numbers):  # not all members are among them
+            for number in since.keys() - set(numbers):
                 self.leave(number)
-        self.numbers, ticks = numbers, self.ticks
-        for number in wanted.difference(self.since):
-            self.since[number] = ticks
+        self.numbers = numbers
+        for number in new:
+            since[number] = ticks
             self.fresh.add(number)
             heapq.heappush(self.due, (ticks + self.output[number] - self.made[number], number, ticks))
 
