@@ -62,7 +62,7 @@ def test_policies_are_trained_at_equal_tokens_and_a_study_is_added_to(capfd):
 
 
 def test_a_study_that_is_interrupted_leaves_its_results_and_goes_on(capfd):
-    asked = [*WORDS, "--sync", "step", "--steps", "60", "--seeds", "3", "--out", "out"]
+    asked = [*WORDS, "--sync", "step", "--steps", "24", "--seeds", "3", "--out", "out"]
     environment = {"XDG_CACHE_HOME": Path("cache").resolve()}
 
     def program():

@@ -10,16 +10,19 @@ from bench import executor, overhead
 from bench.executor import KINDS, ROWS, measure
 from bench.turns import orders, ratio
 
+from meshwright.spec.dimensions import transformer
 from meshwright.spec.workload import Train
 
-#: A short batch: what is shown is of orders and of what is trained, and not how long it takes.
+#: A short batch and a narrow model: what is shown is of orders and of what is trained, and not how long it takes.
 SHORT = Train(global_batch=8, seq_len=32, dtype="fp32")
+NARROW = transformer(layers=4, hidden=64, heads=4, kv_heads=2, ffn=96, vocab=256, max_seq_len=32, gated=True)
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    monkeypatch.setattr(executor, "TRAIN", SHORT)
-    monkeypatch.setattr(overhead, "TRAIN", SHORT)
+    for bench in (executor, overhead):
+        monkeypatch.setattr(bench, "TRAIN", SHORT)
+        monkeypatch.setattr(bench, "small_llama", lambda: NARROW)
 
 
 @pytest.mark.parametrize(("rounds", "from_the_end"), [(6, 1), (8, 1), (9, 2), (12, 3), (15, 4)])

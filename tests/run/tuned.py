@@ -5,7 +5,6 @@ import os
 import torch
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when its packages are: nothing here is asked for over a network
-from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from meshwright.run import data
@@ -49,6 +48,8 @@ def in_64_bits(model):
 def theirs(base, start):
     """Losses of PEFT's own training from the adapters in a folder, by `transformers` and torch's AdamW, on the batches
     of the corpus; and the logits of the trained model."""
+    from peft import PeftModel  # where it is used, as loading it takes every process of the suite a second
+
     model = PeftModel.from_pretrained(
         in_64_bits(untouched(base)), start, is_trainable=True, autocast_adapter_dtype=False
     ).double()
