@@ -20,7 +20,7 @@ from meshwright.run.pieces import Parameter, Part, TensorPiece
 from meshwright.spec.model import transformer
 from tests.run import shards
 from tests.run.checkpoints import code, fast_disk, loaded, meta, written  # noqa: F401
-from tests.run.processes import launch
+from tests.run.processes import launch, launch_kept
 from tests.run.shards import ALONE
 
 HASH = "cafe"
@@ -68,7 +68,7 @@ def _save_and_read(rank, root, seed, num_ranks, readers_seed):
 
 
 def test_processes_save_together_and_load_together(tmp_path):
-    assert launch(3, _save_and_read, tmp_path, 5, 3, 6) == [(20, [])] * 3
+    assert launch_kept(3, _save_and_read, tmp_path, 5, 3, 6) == [(20, [])] * 3
 
 
 def _read(rank, root, seed, num_ranks):
@@ -81,8 +81,8 @@ def _read(rank, root, seed, num_ranks):
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 5])
 def test_another_number_of_processes_reads_what_three_wrote(tmp_path, num_ranks):
-    launch(3, _save_and_read, tmp_path, 5, 3, 6)
-    assert launch(num_ranks, _read, tmp_path, 8, num_ranks) == [[]] * num_ranks
+    launch_kept(3, _save_and_read, tmp_path, 5, 3, 6)
+    assert launch_kept(num_ranks, _read, tmp_path, 8, num_ranks) == [[]] * num_ranks
 
 
 def test_the_index_says_where_training_was_and_what_there_is(tmp_path):

@@ -10,7 +10,7 @@ from meshwright.run.mesh import AxisGroup
 from meshwright.spec.model import from_config
 from meshwright.spec.workload import parse
 from tests.run import small_kinds
-from tests.run.processes import launch
+from tests.run.processes import launch_kept as launch
 from tests.run.small import assemble, differences, train_steps
 
 #: Relative to each tensor's largest element: sums in another order.

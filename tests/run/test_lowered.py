@@ -29,7 +29,7 @@ from meshwright.simulate.step import simulate
 from meshwright.spec.cluster import load
 from meshwright.spec.workload import Train
 from tests.run import small
-from tests.run.processes import launch
+from tests.run.processes import launch_kept as launch
 
 TRAIN = Train(global_batch=4, seq_len=16, dtype="fp32")
 HALF = Train(global_batch=2, seq_len=16, dtype="fp32")

@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.plan import parse
 from meshwright.run.mesh import build
-from tests.run.processes import launch
+from tests.run.processes import launch_kept as launch
 
 
 def _names(rank: int, plan: str) -> dict[str, tuple[tuple[int, ...], str]]:

@@ -13,7 +13,7 @@ from meshwright.run.trainer import Trainer
 from meshwright.run.weights import load_weights
 from meshwright.spec.model import from_config
 from meshwright.spec.workload import Train
-from tests.run.processes import launch
+from tests.run.processes import launch_kept as launch
 
 SMALL = {
     "vocab_size": 99,
@@ -50,7 +50,7 @@ FAMILIES = {
 TRAIN = Train(global_batch=2, seq_len=24, dtype="fp32")
 
 
-def published(name: str, folder) -> tuple[dict, torch.Tensor, float, torch.Tensor]:
+def published(rank: int, name: str, folder) -> tuple[dict, torch.Tensor, float, torch.Tensor]:
     """A random model of transformers: its configuration, tokens, loss and logits."""
     import transformers
 
@@ -94,7 +94,7 @@ def ours(rank: int, config: dict, folder, tokens, plan_text: str):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_logits_and_loss_are_those_of_transformers(name, tmp_path):
-    ((config, tokens, loss, logits),) = launch(1, lambda _: published(name, tmp_path))
+    ((config, tokens, loss, logits),) = launch(1, published, name, tmp_path)
     ((got, got_logits),) = launch(1, ours, config, tmp_path, tokens, "tp1 mb2")
     assert got == pytest.approx(loss, rel=1e-5)
     assert (got_logits - logits).abs().max() < 1e-5 * max(1.0, float(logits.abs().max()))

@@ -19,7 +19,7 @@ from meshwright.run.weights import export_weights, load_weights, save_weights
 from meshwright.spec.model import from_config, transformer
 from meshwright.spec.workload import Train
 from tests.run import shards
-from tests.run.processes import launch
+from tests.run.processes import launch_kept as launch
 from tests.run.shards import ALONE
 
 MODEL = transformer(layers=2, hidden=16, heads=2, vocab=13, ffn=8, name="small", tied_embeddings=True)
