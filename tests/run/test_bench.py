@@ -61,6 +61,12 @@ SMALL = msgspec.structs.replace(
     staged_bytes=(2.0**14, 2.0**16),
     rounds=1,
     most_rounds=2,
+    # how near its times are is not what is tested
+    span_s=2e-3,
+    pool_bytes=1 << 20,
+    together=1 << 17,
+    most_instances=16,
+    exchange_calls=(2, 1),
 )
 
 
