@@ -12,7 +12,6 @@ import pytest
 import torch
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when its packages are: nothing here is asked for over a network
-from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
@@ -31,7 +30,7 @@ from meshwright.run.trainer import Trainer
 from meshwright.spec.model import load
 from meshwright.spec.workload import parse
 from tests.run.small_families import CONFIGS
-from tests.run.tuned import DECAY, LR, STEPS, TARGETS, TRAIN, WORDS, probe, theirs, untouched
+from tests.run.tuned import DECAY, LR, STEPS, TARGETS, TRAIN, WORDS, peft, probe, theirs, untouched
 
 #: What PEFT asks of a model of `transformers` by a name that is on its way out.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -88,8 +87,10 @@ def metrics(folder):
 def start(base):
     """Adapters as PEFT begins them, with a second factor that is not zero."""
     torch.manual_seed(2)
-    config = LoraConfig(r=4, lora_alpha=8, target_modules=TARGETS, task_type="CAUSAL_LM", init_lora_weights=False)
-    get_peft_model(untouched(base), config).save_pretrained(base / "start")
+    config = peft().LoraConfig(
+        r=4, lora_alpha=8, target_modules=TARGETS, task_type="CAUSAL_LM", init_lora_weights=False
+    )
+    peft().get_peft_model(untouched(base), config).save_pretrained(base / "start")
     return base / "start"
 
 
@@ -102,7 +103,7 @@ def test_a_fine_tune_is_one_command_whose_losses_are_those_of_peft_and_whose_fol
     losses, model = reference
     assert run(base, "--adapter", str(start), "--out", "tuned") == 0
     assert [line["loss"] for line in metrics("tuned")] == pytest.approx(losses, rel=1e-9, abs=0)
-    tuned = PeftModel.from_pretrained(untouched(base), "tuned/adapter", autocast_adapter_dtype=False).double()
+    tuned = peft().PeftModel.from_pretrained(untouched(base), "tuned/adapter", autocast_adapter_dtype=False).double()
     # the folder holds 32 bits of what was trained in 64
     assert torch.allclose(probe(tuned), probe(model), rtol=0, atol=1e-5)
     assert not torch.allclose(probe(tuned), probe(untouched(base)), rtol=0, atol=1e-2)
@@ -120,7 +121,7 @@ def test_the_command_of_the_readme_is_a_fine_tune_of_two_processes_that_peft_and
     assert "on 2 processes" in capfd.readouterr().err
     seen = losses("tuned")
     assert len(seen) == 20 and seen[-1] < seen[0]
-    tuned = PeftModel.from_pretrained(untouched(base), "tuned/adapter", autocast_adapter_dtype=False).double()
+    tuned = peft().PeftModel.from_pretrained(untouched(base), "tuned/adapter", autocast_adapter_dtype=False).double()
     assert not torch.allclose(probe(tuned), probe(untouched(base)), rtol=0, atol=1e-3)
 
 
@@ -153,8 +154,8 @@ def test_adapters_of_other_families_are_those_of_peft_at_their_places(family, wo
     base.save_pretrained(tmp_path / "base")
     targets = list(dict.fromkeys(called[word] for word in words.split()))
     drawn = {"init_lora_weights": False, "fan_in_fan_out": family == "gpt2"}
-    config = LoraConfig(r=3, lora_alpha=6, target_modules=targets, task_type="CAUSAL_LM", **drawn)
-    theirs = get_peft_model(base, config)
+    config = peft().LoraConfig(r=3, lora_alpha=6, target_modules=targets, task_type="CAUSAL_LM", **drawn)
+    theirs = peft().get_peft_model(base, config)
     theirs.save_pretrained(tmp_path / "start")
     tokens = torch.randint(0, 99, (2, 17))
     with wide():
@@ -223,7 +224,9 @@ def test_adapters_of_experts_are_those_of_peft_in_and_out(family, words, base, t
         "target_modules": ["v_proj"] if "v" in chosen else [],
         "target_parameters": [called[t] for t in chosen if t in called],
     }
-    theirs = get_peft_model(model, LoraConfig(r=3, lora_alpha=6, task_type="CAUSAL_LM", init_lora_weights=False, **how))
+    theirs = peft().get_peft_model(
+        model, peft().LoraConfig(r=3, lora_alpha=6, task_type="CAUSAL_LM", init_lora_weights=False, **how)
+    )
     theirs.save_pretrained("start")
     tokens = torch.randint(0, len(WORDS), (2, 17))
     with wide():
@@ -261,7 +264,7 @@ def test_adapters_of_experts_are_those_of_peft_in_and_out(family, words, base, t
     assert main(["weights", "tuned", "--to", "tuned/adapter"]) == 0
     plain = AutoModelForCausalLM.from_pretrained("base", experts_implementation="eager")
     before = probe(plain)
-    tuned = PeftModel.from_pretrained(plain, "tuned/adapter")
+    tuned = peft().PeftModel.from_pretrained(plain, "tuned/adapter")
     merged = AutoModelForCausalLM.from_pretrained("tuned/merged", experts_implementation="eager")
     assert torch.allclose(probe(tuned), probe(merged), rtol=1e-4, atol=1e-4)
     assert not torch.allclose(probe(tuned), before, rtol=0, atol=1e-3)
@@ -307,7 +310,7 @@ def test_merged_weights_are_those_that_peft_merges(base, start, capfd):
     capfd.readouterr()
     assert main(["weights", "merged", "--format", "dcp", "--to", "for-torch"]) == 0
     assert "adapters alone, without the frozen base that they are for" in capfd.readouterr().err
-    tuned = PeftModel.from_pretrained(untouched(base), "./adapters", autocast_adapter_dtype=False).double()
+    tuned = peft().PeftModel.from_pretrained(untouched(base), "./adapters", autocast_adapter_dtype=False).double()
     ours = AutoModelForCausalLM.from_pretrained("merged/merged", dtype=torch.float64)
     # published weights are in 32 bits, as those they were added to
     assert torch.allclose(probe(ours), probe(tuned.merge_and_unload()), rtol=0, atol=1e-5)

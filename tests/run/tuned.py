@@ -24,6 +24,13 @@ TARGETS = ["q_proj", "v_proj", "o_proj", "down_proj"]
 STEPS, LR, DECAY = 6, 1e-2, 0.05
 
 
+def peft():
+    """PEFT's package, where it is used: to load it takes half a second of every process that collects the suite."""
+    import peft
+
+    return peft
+
+
 class Turns(torch.nn.Module):
     """The cosines and sines of Llama's rotation of 16-wide heads, in the type of the hidden states."""
 
@@ -48,11 +55,11 @@ def in_64_bits(model):
 def theirs(base, start):
     """Losses of PEFT's own training from the adapters in a folder, by `transformers` and torch's AdamW, on the batches
     of the corpus; and the logits of the trained model."""
-    from peft import PeftModel  # where it is used, as loading it takes every process of the suite a second
-
-    model = PeftModel.from_pretrained(
-        in_64_bits(untouched(base)), start, is_trainable=True, autocast_adapter_dtype=False
-    ).double()
+    model = (
+        peft()
+        .PeftModel.from_pretrained(in_64_bits(untouched(base)), start, is_trainable=True, autocast_adapter_dtype=False)
+        .double()
+    )
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=LR, betas=(0.9, 0.95), eps=1e-8, weight_decay=DECAY)
     folder = data.build(
