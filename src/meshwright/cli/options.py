@@ -52,6 +52,12 @@ def switch(help: str) -> object:
 
 
 JSON = switch("Print one JSON object instead of text.")
+#: What options are called elsewhere, and what they are called here.
+OTHERS = {
+    "cluster": "on", "gpus": "on", "devices": "on", "hardware": "on", "workload": "train", "training": "train",
+    "serving": "serve", "requests": "serve", "output": "out", "out-dir": "out", "output-dir": "out", "dataset": "data",
+    "learning-rate": "lr", "objectives": "slo", "target": "to", "format": "to",
+}  # fmt: skip
 #: What is asked of a whole training run.
 TOKENS = text("COUNT", "Tokens of the whole training run, 15t; the workload's if left out.")
 DAYS = text("DAYS", "The run has to end within so many days: 30, 36h or 6w.")
@@ -70,7 +76,10 @@ def read(
     plain = _plain(kind, argv)
     if plain is not None:
         return plain, []
-    options, unknown = _parsed(kind, argv, command, description)
+    if any(word in ("-h", "--help") for word in argv):
+        print(_help(kind, command, description))
+        raise SystemExit(0)
+    options, unknown = _parsed(kind, argv, command)
     # The word after an unknown option is its value, no mistake of its own.
     values = {i + 1 for i, word in enumerate(unknown) if word.startswith("-") and "=" not in word}
     wrong = [w for i, w in enumerate(unknown) if w.startswith("-") or i not in values]
@@ -107,7 +116,7 @@ def _plain(kind: type[Options], argv: Sequence[str]) -> Options | None:
     return kind(**said)
 
 
-def _parsed(kind: type[Options], argv: Sequence[str], command: str, description: str) -> tuple[Options, list[str]]:
+def _parsed(kind: type[Options], argv: Sequence[str], command: str) -> tuple[Options, list[str]]:
     """The options by tyro, and the words that it has no use for."""
     import tyro
 
@@ -124,7 +133,6 @@ def _parsed(kind: type[Options], argv: Sequence[str], command: str, description:
             found, unknown = tyro.cli(
                 msgspec.defstruct(kind.__name__, fields, kw_only=True),
                 prog=f"meshwright {command}",
-                description=description,
                 args=list(argv),
                 return_unknown_args=True,
                 config=(tyro.conf.FlagCreatePairsOff,),
@@ -133,7 +141,10 @@ def _parsed(kind: type[Options], argv: Sequence[str], command: str, description:
         if not stop.code:
             raise
         raise MeshwrightError(_unreadable(complaint.getvalue(), command)) from None
-    return kind(**msgspec.structs.asdict(found)), unknown
+    said = msgspec.structs.asdict(found)
+    # Where another word is unknown, tyro has "[]" for an argument that is not there.
+    absent = {f: "" for f, (_, o) in _named(kind).items() if o.positional and said[f] == "[]" and "[]" not in argv}
+    return kind(**{**said, **absent}), unknown
 
 
 #: Fields of a question that ask something else than a training step does.
@@ -208,12 +219,32 @@ def names(kind: type[msgspec.Struct]) -> list[str]:
     return [name for name, option in _named(kind).values() if not option.positional]
 
 
+def _help(kind: type[msgspec.Struct], command: str, description: str) -> str:
+    from meshwright.cli.help_text import help_text
+
+    said = _named(kind).values()
+    arguments = [(option.metavar, option.help) for _, option in said if option.positional]
+    rows = [(f"{name} {option.metavar}".strip(), option.help) for name, option in said if not option.positional]
+    return help_text(command, description, arguments, rows)
+
+
 def _unknown(word: str, kind: type[msgspec.Struct], command: str) -> Diagnostic:
-    known = names(kind)
     what = "option" if word.startswith("-") else "argument"
     quoted = f"quote a value that has spaces in it; meshwright {command} --help lists what it takes"
-    help = nearest(word.partition("=")[0], known) if what == "option" else quoted
+    help = _meant(word.partition("=")[0], kind) if what == "option" else quoted
     return Diagnostic(code="X003", message=f"unknown {what} {word!r}", place=f"meshwright {command}", help=help)
+
+
+def _meant(word: str, kind: type[msgspec.Struct]) -> str:
+    """The option that others call `word`, or the argument that is written without it; else the nearest options."""
+    said = word.lstrip("-").lower()
+    known = names(kind)
+    if (ours := f"--{OTHERS.get(said, '')}") in known:
+        return f"did you mean {ours}?"
+    for _, option in _named(kind).values():
+        if option.positional and said == option.metavar.lower():
+            return f"write {option.metavar} without {word}, first"
+    return nearest(word, known)
 
 
 def numbers(
