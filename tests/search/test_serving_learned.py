@@ -170,11 +170,11 @@ def test_trials_that_somebody_ends_keep_what_was_found(tmp_path, capsys, monkeyp
 
     attempt, asked = techniques._attempt, []
 
-    def third_is_interrupted(evaluator, plan, one):
+    def third_is_interrupted(evaluator, plan, one, heard):
         asked.append(one)
         if len(asked) == 3:
             raise KeyboardInterrupt
-        return attempt(evaluator, plan, one)
+        return attempt(evaluator, plan, one, heard)
 
     monkeypatch.setattr(techniques, "_attempt", third_is_interrupted)
     whatif("--try", "all", "--records", str(tmp_path / "tried.jsonl"), "--json")

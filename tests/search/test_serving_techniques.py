@@ -45,6 +45,15 @@ def test_what_changes_nothing_is_known_to(ranking):
     assert not ranking.changes(cached) and ranking.gain(cached) == pytest.approx(1.0, rel=0.02)
 
 
+def test_progress_is_told_before_every_simulation_and_counts_the_plan_itself():
+    evaluator = ServingEvaluator(MODEL, CLUSTER, SERVE, SERVE.drawn(), serving_costs(), engine_profile())
+    told = []
+    what_helps(evaluator, PLAN, [Technique("policy=static", True)], lambda done, total: told.append((done, total)))
+    assert told[0] == (0, 2) and told[-1] == (2, 2) and told == sorted(told)
+    # the greatest rates of the plan and of the technique are bisected, of each by more than one simulation
+    assert told.count((0, 2)) > 2 and told.count((1, 2)) > 2
+
+
 def test_every_registered_policy_and_serving_field_is_a_technique():
     words = {one.words for one in techniques(MODEL, CLUSTER, SERVE)}
     assert {"policy=sarathi", "policy=past-future", "routing=least-loaded", "kv=fp8", "weights=int4", "nano2"} <= words

@@ -29,8 +29,10 @@ class Progress:
         elif now - self._begun >= self._least_s and now - self._said >= (OFTEN_S if self._live else SELDOM_S):
             self._said = now
             rate = done / (now - self._begun)
-            left = f", {(total - done) / rate:.0f} s left" if rate else ""
-            self._say(f"{name}: {done:,} of {total:,} {self._unit}, {rate:,.3g} {self._unit}/s{left}", last=False)
+            pace = f"{now - self._begun:.0f} s"
+            if rate:
+                pace = f"{rate:,.3g} {self._unit}/s, {(total - done) / rate:.0f} s left"
+            self._say(f"{name}: {done:,} of {total:,} {self._unit}, {pace}", last=False)
 
     def _say(self, text: str, *, last: bool) -> None:
         if self._live:

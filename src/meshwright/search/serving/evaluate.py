@@ -7,7 +7,7 @@ are alike, whatever their number.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -178,30 +178,37 @@ class ServingEvaluator:
                 return why
         return ""
 
-    def most_rate(self, candidate: ServingCandidate, least: float = 0.0) -> float:
+    def most_rate(
+        self, candidate: ServingCandidate, least: float = 0.0, heard: Callable[[], None] = lambda: None
+    ) -> float:
         """Return the greatest factor on the rate at which a candidate keeps every objective, to within
         :data:`TOLERANCE`, by bisection; 0 where it keeps them at none above `least`. A plan that misses an objective
-        at a rate is taken to miss it at greater ones."""
+        at a rate is taken to miss it at greater ones. `heard` is called before every simulation."""
+
+        def good(speed: float) -> bool:
+            heard()
+            return self.judged(candidate, speed).good
+
         most = MOST_SPEED
         if candidate.pools is None:
             (phase,) = candidate.phases
             most = min(self.bounds(phase, candidate.engine).most_speed(phase.replicas), most)
         low = least * (1 + TOLERANCE)
-        if low and (low > most or not self.judged(candidate, low).good):
+        if low and (low > most or not good(low)):
             return 0.0
         high = max(low, min(most, 1.0)) or 1.0
-        while high < most and self.judged(candidate, high).good:
+        while high < most and good(high):
             low, high = high, min(most, high * 2)
-        if high >= most and self.judged(candidate, most).good:
+        if high >= most and good(most):
             return most
         while not low:  # nothing is known to be kept yet
             half = high / 2
             if half < 1e-4:
                 return 0.0
-            low, high = (half, high) if self.judged(candidate, half).good else (0.0, half)
+            low, high = (half, high) if good(half) else (0.0, half)
         while high > low * (1 + TOLERANCE):
             middle = (low * high) ** 0.5
-            low, high = (middle, high) if self.judged(candidate, middle).good else (low, middle)
+            low, high = (middle, high) if good(middle) else (low, middle)
         return low
 
     def draws(self, candidate: ServingCandidate, speed: float = 1.0) -> np.ndarray:

@@ -140,18 +140,20 @@ def techniques(model: Model, cluster: Cluster, serve: Serve) -> Iterator[Techniq
 def what_helps(
     evaluator: ServingEvaluator, plan: Plan, tried: list[Technique], report: Callable[[int, int], None] | None = None
 ) -> ServedRanking:
-    """Return the techniques over a plan, each alone, the best first. `report` is told how many are done of how many.
-    Somebody who interrupts it gets those that are done."""
-    before = _attempt(evaluator, plan, Technique("", True))
+    """Return the techniques over a plan, each alone, the best first. `report` is told how many are done of how many,
+    the plan as it is among them, before every simulation. Somebody who interrupts it gets those that are done."""
+    total = len(tried) + 1
+
+    def heard_of(done: int) -> Callable[[], None]:
+        return lambda: report(done, total) if report is not None else None
+
+    before = _attempt(evaluator, plan, Technique("", True), heard_of(0))
     found: list[ServedAttempt] = []
     stopped = False
     try:
-        for done, one in enumerate(tried):
-            if report is not None:
-                report(done, len(tried))
-            found.append(_attempt(evaluator, plan, one))
-        if report is not None:
-            report(len(tried), len(tried))
+        for done, one in enumerate(tried, 1):
+            found.append(_attempt(evaluator, plan, one, heard_of(done)))
+        heard_of(total)()
     except KeyboardInterrupt:
         stopped = True
     ranking = ServedRanking(before=before, attempts=(), measure=measure_of(before.rate is not None), stopped=stopped)
@@ -208,8 +210,9 @@ def _engine_over(engine: EngineWords, parts: list[str]) -> EngineWords:
     return msgspec.structs.replace(engine, **{k: v for k, v in said.items() if k in named or v != usual[k]})
 
 
-def _attempt(evaluator: ServingEvaluator, plan: Plan, technique: Technique) -> ServedAttempt:
+def _attempt(evaluator: ServingEvaluator, plan: Plan, technique: Technique, heard: Callable[[], None]) -> ServedAttempt:
     try:
+        heard()
         serve, changed = put_over(evaluator.serve, plan, technique.words)
         wrong = refused(changed, evaluator.model, evaluator.cluster, serve)
         if wrong:
@@ -223,7 +226,7 @@ def _attempt(evaluator: ServingEvaluator, plan: Plan, technique: Technique) -> S
         judged = evaluator.judged(candidate, whole=True)
         rate = None
         if evaluator.serve.objectives and rate_of(evaluator.requests) < float("inf"):
-            rate = evaluator.most_rate(candidate) * rate_of(evaluator.requests)
+            rate = evaluator.most_rate(candidate, heard=heard) * rate_of(evaluator.requests)
         return ServedAttempt(technique=technique, metrics=judged.metrics, rate=rate, good=judged.good)
     except MeshwrightError as error:
         return ServedAttempt(technique=technique, metrics=None, rate=None, good=False, why=error.diagnostics[0].message)
