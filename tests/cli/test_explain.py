@@ -244,6 +244,14 @@ def test_text_goes_to_stdout_with_unit_and_source(capsys):
     assert "2204.02311" in out
 
 
+def test_a_long_source_is_wrapped_under_its_text(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["explain", "bubble"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[-2].startswith("  source: ") and all(line == line.rstrip() for line in shown)
+    assert all(line.startswith("  ") for line in shown[1:] if line)
+
+
 def test_json_is_one_object_with_the_same_text(capsys):
     assert main(["explain", "tp8", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
@@ -302,6 +310,9 @@ def test_a_word_of_others_in_a_plan_is_told_ours(plan, help):
         ("batch=8,seq=128,lora", "write phase=lora"),
         ("batch=8,seq=128,phase=qlora", "meshwright explain qlora"),
         ("batch=8,seq=128,packing=yes", "did you mean pack?"),
+        ("batch=8,seq=128,phase=lora,r=8", "rank=: the rank of LoRA's factors"),
+        ("batch=8,seq=128,phase=lora,lora_alpha=8", "did you mean alpha?"),
+        ("batch=8,seq=128,phase=lora,target_modules=q+v", "did you mean targets?"),
     ],
 )
 def test_a_word_of_others_in_a_workload_is_told_ours(workload, help):

@@ -122,6 +122,8 @@ def test_a_worded_cluster_survives_its_toml_text(name):
         ("nodes=4,gpus=4", ["C014"], "no device is named"),
         ("4x4xa100,25gb", ["C014"], "did you mean 25gbe"),
         ("4x4xa100,ib", ["C014"], "which of ib56, ib100, ib200, ib400, ib800?"),
+        ("4x4xa100,100Mbps", ["C014"], "a rate in bits is written 100mbit"),
+        ("4x4xa100,2.5 Gbit/s", ["C014"], "a rate in bits is written 2.5gbit"),
         ("4x4xa100,color=red", ["C014"], "unknown key 'color'"),
         ("4x4xa100,nic=pcie4", ["C014"], "no network 'pcie4'"),
         ("4x4xa100,nics=two", ["C014"], "not a whole number"),

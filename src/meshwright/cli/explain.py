@@ -157,4 +157,4 @@ def _show(entry: dict[str, Any]) -> None:
         out.print()
     for label, value in shown:
         if value:
-            out.print(f"  {label}: {value}", markup=False)
+            out.print(indent(fill(f"{label}: {value}", width), "  "), markup=False)

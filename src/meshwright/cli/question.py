@@ -78,7 +78,7 @@ WANTED = {
     "model": "MODEL, a catalog name or a config.json (meshwright catalog models)",
     "on": "--on CLUSTER, such as 64xh100 (meshwright catalog clusters)",
     "train": "--train batch=512,seq=8192",
-    "plan": '--plan "tp8 pp4 vpp5 zero1"',
+    "plan": '--plan "tp8 pp4 vpp5 zero1", or let meshwright search find one',
 }
 #: The same of a command that answers for requests, too.
 OR_SERVED = {

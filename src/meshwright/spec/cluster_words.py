@@ -259,6 +259,8 @@ def _number(value: str, key: str, place: str, wrong: list[Diagnostic]) -> float 
 
 def _near(word: str) -> str:
     """The nearest words; a family that lacks its speed is given all of them."""
+    if rate := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg])(?:bps|bits?/s|bits|b/s)", word):
+        return f"a rate in bits is written {rate[1]}{rate[2]}bit; meshwright explain cluster"
     stem = re.sub(r"[^a-z]", "", {"infiniband": "ib", "ethernet": "gbe", "rdma": "roce"}.get(word, word))
     family = [link.name for link in networks() if stem in (re.sub(r"[^a-z]", "", link.name),)]
     if family and word not in family:
