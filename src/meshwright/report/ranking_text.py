@@ -10,13 +10,22 @@ from meshwright.quantity import gibibytes, seconds
 from meshwright.report.page import Page
 
 HEADS = ("technique", "throughput", "step", "peak memory", "fits", "training", "changes in the plan")
+#: A throughput over the plan's own from which a technique is said to gain: less reads as 1.000x.
+GAINS = 1.0005
+#: Columns of a terminal from which what a technique changes stands in its row, and not below it.
+WIDE = 100
 
 
 def render(ranking: Ranking, console: Console) -> None:
     """Print the ranking to `console`."""
     with Page(console) as page:
         page.print(Text(verdict(ranking), "bold"))
-        page.rows([tuple(Text(head, "dim") for head in HEADS), *(_row(cells(ranking, a), a) for a in changed(ranking))])
+        rows = [cells(ranking, a) for a in changed(ranking)]
+        styles = ["" if a.after.fits else "dim" for a in changed(ranking)]
+        if page.width >= WIDE:
+            page.rows(_styled([HEADS, *rows], ["dim", *styles]))
+        else:
+            _in_two_lines(page, rows, styles)
         same = [a.paper.id for a in ranking.attempts if a.after is not None and not ranking.changes(a)]
         if same:
             page.title("The plan does this already")
@@ -37,7 +46,9 @@ def verdict(ranking: Ranking) -> str:
         return f"{start}; none of {len(ranking.attempts)} techniques makes another plan of it that fits"
     gain = ranking.gain(best)
     what = (
-        f"most is gained by {best.paper.id}" if gain > 1 else f"no technique is faster, the nearest is {best.paper.id}"
+        f"most is gained by {best.paper.id}"
+        if gain >= GAINS
+        else f"no technique is faster, the nearest is {best.paper.id}"
     )
     return f"{start}; {what}: {gain:.3f}x the throughput"
 
@@ -64,5 +75,16 @@ def cells(ranking: Ranking, attempt: Attempt) -> tuple[str, ...]:
     )
 
 
-def _row(cells: tuple[str, ...], attempt: Attempt) -> tuple[Text, ...]:
-    return tuple(Text(cell, "" if attempt.after.fits else "dim") for cell in cells)
+def _styled(rows: list[tuple[str, ...]], styles: list[str]) -> list[tuple[Text, ...]]:
+    return [tuple(Text(cell, style) for cell in row) for row, style in zip(rows, styles)]
+
+
+def _in_two_lines(page: Page, rows: list[tuple[str, ...]], styles: list[str]) -> None:
+    """Numbers on one line and the words of the plan under them, so that a word stays whole on narrow terminals."""
+    lines = [HEADS[:-1], *(row[:-1] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    for line, said, style in zip(lines, ["", *(row[-1] for row in rows)], ["dim", *styles]):
+        shown = "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip()
+        page.print(Text(shown, style), indent=2, one_line=True)
+        if said:
+            page.print(Text(said, style), indent=5)
