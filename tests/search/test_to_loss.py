@@ -1,13 +1,17 @@
 """Time to a loss: policies by the step time of their best plans times the steps they need, slow ones given up."""
 
+import io
 import json
 from math import inf
 
+import msgspec
 import pytest
+from rich.console import Console
 
 from meshwright.answer.predict import predict
 from meshwright.cli import main
 from meshwright.plan import parse
+from meshwright.report.to_loss_text import render
 from meshwright.search.find import find
 from meshwright.search.restrict import restricted
 from meshwright.search.space import default
@@ -125,3 +129,11 @@ def test_a_folder_whose_runs_tell_no_factor_is_refused(steps, losses, why, tmp_p
     said = capsys.readouterr().err
     assert "error[X006]" in said and why in said
     assert main(["search", *words]) == 2 and "add --objective time-to-loss" in capsys.readouterr().err
+
+
+def test_tokens_are_said_as_everywhere_and_a_command_to_type_stands_on_one_line(answer):
+    console = Console(file=io.StringIO(), width=80)
+    render(msgspec.structs.replace(answer, tokens=161e9, assumed=True), console)
+    shown = console.file.getvalue()
+    assert "after 161B tokens" in shown and "arXiv 2203.15556" in shown
+    assert "meshwright explain tokens_factor" in shown

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from meshwright.quantity import seconds
+from meshwright.quantity import big, seconds
 from meshwright.report.page import Page
 from meshwright.search.to_loss import LossTimes, PolicyTime
 from meshwright.sync.record import USUAL
@@ -21,7 +21,7 @@ def render(answer: LossTimes, console: Console, remarks: Sequence[str] = ()) -> 
     with Page(console) as page:
         page.print(Text(verdict(answer), "bold"))
         if answer.policies:
-            page.title(f"To the loss of sync={USUAL} after {answer.tokens:.3g} tokens")
+            page.title(f"To the loss of sync={USUAL} after {big(answer.tokens)} tokens")
             _table(answer.policies, page)
         if any(one.factor.basis == "fitted" for one in answer.policies):
             page.quiet("* not measured in the study: fitted to the policies that were")
@@ -30,9 +30,9 @@ def render(answer: LossTimes, console: Console, remarks: Sequence[str] = ()) -> 
         for policy, why in answer.unknown:
             page.quiet(f"{policy}: {why}")
         if answer.assumed:
-            page.quiet("the workload says no tokens: 20 for each parameter are taken (2203.15556)")
-        page.quiet(f"tokens: how many times those of sync={USUAL}, by the study {answer.study} of small models;")
-        page.quiet("intervals outside of what it measured are wide: meshwright explain tokens_factor")
+            page.quiet("no tokens= is said: 20 for each parameter are taken (arXiv 2203.15556)")
+        page.quiet(f"tokens: how many times those of sync={USUAL}, by the study {answer.study} of small models")
+        page.quiet("less sure outside of what was measured: meshwright explain tokens_factor")
         for remark in remarks:
             page.quiet(remark)
 
