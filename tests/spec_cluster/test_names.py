@@ -163,6 +163,13 @@ def test_a_count_that_no_x_follows_is_written_anew(text, said):
     assert said in error.value.diagnostics[0].help
 
 
+@pytest.mark.parametrize("text", ["2xcpu", "CPU", "localhost", "1xlaptop"])
+def test_the_machine_at_hand_is_told_its_name(text):
+    with pytest.raises(MeshwrightError, match="C001") as error:
+        load(text)
+    assert "this machine is here" in error.value.diagnostics[0].help
+
+
 @pytest.mark.parametrize("text", ["2xhere", "here"])
 def test_a_machine_that_is_not_measured_says_how_to(text, tmp_path, monkeypatch):
     monkeypatch.setenv("MESHWRIGHT_HOME", str(tmp_path))

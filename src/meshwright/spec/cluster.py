@@ -42,6 +42,8 @@ __all__ = [
 
 #: The device that ``meshwright calibrate --here`` measured.
 HERE = "here"
+#: What else the machine at hand is called by who has no accelerator in it.
+AT_HAND = ("cpu", "localhost", "local", "laptop", "thispc")
 
 
 def load(text: str) -> Cluster:
@@ -205,6 +207,9 @@ def _unknown(what: str, name: str, place: str) -> Diagnostic:
     choices = list(_device_names()) if what == "device" else [*_cluster_names(), *_device_names()]
     if _plain(name) == HERE:
         help = "this machine is not measured yet: meshwright calibrate --here --quick"
+        return Diagnostic(code="C001", message=f"unknown {what} {name!r}", place=place, help=help)
+    if _plain(name) in AT_HAND:
+        help = f"this machine is {HERE}, two processes on it 2x{HERE}: meshwright calibrate --here --quick measures it"
         return Diagnostic(code="C001", message=f"unknown {what} {name!r}", place=place, help=help)
     counted = re.fullmatch(r"(\d+)_?([a-z].*)", _plain(name))
     apart = counted and counted[2] in choices  # a count with no x behind it
