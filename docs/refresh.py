@@ -7,6 +7,7 @@ the line that shows the same words as before. Run it after a change of costs: ``
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shlex
@@ -90,4 +91,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     main()

@@ -2,6 +2,7 @@
 
 import importlib.util
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,3 +30,8 @@ def test_a_block_is_refreshed_at_the_books_width_and_lines_that_are_gone_are_nam
     block = "$ meshwright predict x\nstep 1 s\n...\nbubble 4 s\n"
     assert refresh.refreshed(block) == "$ meshwright predict x\nstep 2 s\n...\nbubble 4 s\n"
     assert widths == ["100"] and capsys.readouterr().err == "not said any more: bubble 4 s\n"
+
+
+def test_help_says_what_it_does_and_writes_nothing():
+    done = subprocess.run([sys.executable, str(FILE), "--help"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "console blocks of README.md" in done.stdout and not done.stderr
