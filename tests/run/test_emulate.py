@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from meshwright.run.emulate.hosts import Hosts, missing
 from meshwright.run.emulate.inside import shaping
 from meshwright.run.emulate.measure import on_hosts
 from meshwright.run.emulate.network import EmulatedLink, Links, calibrate, emulated, emulated_costs
+from meshwright.run.emulate.processes import ending
 from meshwright.run.emulate.script import Author
 from meshwright.run.emulate.wire import EmulatedWire, read
 from meshwright.simulate.step import simulate
@@ -208,3 +211,18 @@ def test_how_long_the_steps_should_take_is_said_before_the_first(tmp_path, capsy
     assert main([*asked, "--scale", "1", "--json"]) == 0
     said, begun = capsys.readouterr()
     assert f"predicted to take {seconds(2 * json.loads(said)['predicted_s'])}" in begun
+
+
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "killed by SIGKILL, as the kernel does where memory is full"),
+        (lambda: os.kill(os.getpid(), signal.SIGTERM), "killed by SIGTERM"),
+        (lambda: os._exit(3), "with exit code 3 and without a word"),
+    ],
+)
+def test_how_a_rank_ended_that_wrote_no_error_is_said(ends, said):
+    child = os.fork()
+    if not child:
+        ends()
+    assert ending(os.waitpid(child, 0)[1]).startswith(said)

@@ -67,14 +67,24 @@ class Processes:
             time.sleep(0.2)  # the error is written
             raise RuntimeError(self._first_error())
         for rank, child in list(self._children.items()):
-            if os.waitpid(child, os.WNOHANG)[0]:
+            gone, status = os.waitpid(child, os.WNOHANG)
+            if gone:
                 del self._children[rank]
-                raise RuntimeError(f"rank {rank} ended: {self._first_error()}")
+                raise RuntimeError(f"rank {rank} ended: {self._first_error(ending(status))}")
         return bool(least > step)
 
-    def _first_error(self) -> str:
+    def _first_error(self, unsaid: str = "without a word") -> str:
         errors = sorted(Path(self._folder.name).glob("error*"), key=lambda file: file.stat().st_mtime)
-        return f"{errors[0].name}: {errors[0].read_text().strip()}" if errors else "without a word"
+        return f"{errors[0].name}: {errors[0].read_text().strip()}" if errors else unsaid
+
+
+def ending(status: int) -> str:
+    """How a process ended that wrote no error, by the status that ``os.waitpid`` has of it."""
+    if not os.WIFSIGNALED(status):
+        return f"with exit code {os.WEXITSTATUS(status)} and without a word"
+    name = signal.Signals(os.WTERMSIG(status)).name
+    full = ", as the kernel does where memory is full: fewer ranks, or a smaller model or batch, need less"
+    return f"killed by {name}{full if name == 'SIGKILL' else ''}"
 
 
 def _child(script: Script, rank: int, host: tuple[str, EmulatedWire], board, folder: str, steps: int) -> None:
