@@ -91,6 +91,13 @@ def test_words_of_a_draft_are_read_together_and_what_is_no_technique_is_refused(
     ]
 
 
+def test_a_technique_that_loses_is_said_to_lose(capsys):
+    """Eight tokens in an iteration, where all of a prompt go at once otherwise."""
+    words = ["whatif", "llama3-8b", "--on", "1xh100", "--plan", "dp1", "--serve", "batch=4,prompt=256,output=4"]
+    assert main([*words, "--try", "policy=sarathi,budget=8"]) == 0
+    assert "it loses: 0." in capsys.readouterr().out
+
+
 def test_the_command_ranks_and_says_what_is_wrong(capsys):
     words = ["whatif", "llama3-8b", "--on", "2xh100", "--plan", "dp2"]
     serve = ["--serve", "rate=30,prompt=512,output=32,requests=100", "--slo", "ttft=500ms,tpot=50ms@p90"]

@@ -8,7 +8,7 @@ from rich.text import Text
 from meshwright.quantity import latency
 from meshwright.report.page import Page
 from meshwright.search.serving.learned import Gains
-from meshwright.search.serving.techniques import ServedAttempt, ServedRanking
+from meshwright.search.serving.techniques import HELPS, ServedAttempt, ServedRanking
 
 HEADS = ("technique", "gain", "in time", "tokens/s", "TTFT p90", "TPOT p90", "answers")
 
@@ -51,7 +51,10 @@ def verdict(ranking: ServedRanking) -> str:
         return f"the plan itself does not fit: {ranking.before.why}"
     if not ranking.helps:
         tried = ranking.attempts
-        return f"none of {len(tried)} techniques gains a percent" if len(tried) != 1 else "it gains less than a percent"
+        if len(tried) != 1:
+            return f"none of {len(tried)} techniques gains a percent"
+        gain = ranking.gain(tried[0])
+        return f"it loses: {gain:.3f}x" if 0 < gain < 2 - HELPS else "it gains less than a percent"
     best = ranking.helps[0]
     if not ranking.value(ranking.before):
         return f"{best.technique.words} keeps the objectives, and the plan as it is does at no rate"
