@@ -24,7 +24,7 @@ from meshwright.spec.architecture import HEAD
 from meshwright.spec.cluster import load
 from meshwright.spec.dimensions import transformer
 from meshwright.spec.workload import Train
-from meshwright.work import Collective, Elementwise, Gemm, Group
+from meshwright.work import Collective, Elementwise, Gemm, Group, Hop
 from tests.calibrate.machines import BYTES, COPIES, FLOPS, MODEL, TRAIN, machine, pass_of
 
 
@@ -54,6 +54,8 @@ def test_prices_follow_the_tables_and_say_when_they_reach_beyond(at_home):
     assert link(Collective(op="send", num_bytes=4096.0, group=group), device).seconds == pytest.approx(
         1e-4 + 4096e-9, rel=1e-6
     )
+    away = Hop(name="100mbit", members=2, gb_s=0.0125, latency_us=18.0, below=1, topology="fat_tree", scale_out=True)
+    assert link(Collective(op="send", num_bytes=4096.0, group=Group(size=2, hops=(away,))), device) is None
 
 
 def test_an_operator_that_was_timed_costs_what_it_took_and_no_host_time_beside(at_home):

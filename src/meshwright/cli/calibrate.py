@@ -171,7 +171,8 @@ def _here(given: CalibrateOptions, wrong: list[Diagnostic]) -> int:
         bench_kept.refuse(part)
         raise
     bench_kept.forget(part)
-    note(f"wrote {folder}: predict with --on 2xhere")
+    where = f", with MESHWRIGHT_HOME={folder}" if given.out else ""
+    note(f"wrote {folder}: predict with --on 2xhere{where}")
     return 0
 
 

@@ -154,7 +154,11 @@ class MeasuredLink:
         return self._answer(self.tables.elementwise, (each,), "elementwise", max(1, work.kernels))
 
     def _collective(self, work: Collective) -> Estimate | None:
+        """The seconds of a collective between processes of this machine; None where it leaves it, as what was measured
+        never went over a network."""
         ranks = work.group.size
+        if any(hop.scale_out for hop in work.group.hops):
+            return None
         if ranks <= 1 or work.num_bytes <= 0:
             return Estimate(0.0, "network", "measured here", 0.0)
         known = sorted(int(k.split()[1]) for k in self.tables.collectives if k.split()[0] == work.op)
