@@ -226,3 +226,13 @@ def test_how_a_rank_ended_that_wrote_no_error_is_said(ends, said):
     if not child:
         ends()
     assert ending(os.waitpid(child, 0)[1]).startswith(said)
+
+
+def test_what_makes_a_long_emulation_shorter_is_said(capsys):
+    from meshwright.cli.emulate import LONG_S, _expected
+
+    _expected(LONG_S / 2)
+    assert "--link" not in capsys.readouterr().err
+    _expected(LONG_S * 60)
+    said = capsys.readouterr().err
+    assert "predicted to take 10 h" in said and "a faster --link" in said

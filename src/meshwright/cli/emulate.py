@@ -48,6 +48,8 @@ SHAPED = {
 }
 WORLD_WANTED = {"world": "--world, which says what the run meets"}
 FORMAT_VERSION = 1
+#: Seconds from which on an emulation is long, and what makes it shorter is said.
+LONG_S = 600.0
 
 
 class EmulateOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +100,7 @@ def run(argv: list[str]) -> int:
     hosts |= {"scale": numbers["scale"], "ranks_per_host": int(numbers["per_host"])}
     what = f"{plan.layout.num_ranks} ranks, {hosts['ranks_per_host']} a host, links of {wire}"
     hosts["begun"] = lambda: note(f"emulating {what}")
-    hosts["expected"] = lambda expected_s: note(f"predicted to take {seconds(expected_s)}, once links are measured")
+    hosts["expected"] = _expected
     if world is not None:
         return _job(given, (*parts[:3], plan), world, int(numbers["steps"]), hosts)
     if slow is not None:
@@ -160,6 +162,13 @@ def _in_step(plan: Plan, world: JobWorld | None) -> Plan:
         )
         raise MeshwrightError.one("L005", message, place="plan.sync.policy", help="meshwright run, or drop aux=")
     return in_step(plan)
+
+
+def _expected(expected_s: float) -> None:
+    """Say how long it should take, and what makes it shorter where that is long."""
+    note(f"predicted to take {seconds(expected_s)}, once links are measured")
+    if expected_s > LONG_S:
+        note("a model of fewer layers, a faster --link or a smaller --scale takes less; Ctrl-C ends it")
 
 
 def _job(given: EmulateOptions, parts: tuple[Any, ...], world: JobWorld, num_steps: int, hosts: dict[str, Any]) -> int:
