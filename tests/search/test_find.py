@@ -278,7 +278,8 @@ def test_the_winner_and_the_report_are_written(tmp_path, capsys):
 def test_nothing_fits_is_exit_code_1_and_misuse_is_2(capsys):
     big = ["search", "llama3-70b", "--on", "8xh100", "--train", "batch=8,seq=8192", "--store", "none"]
     assert main(big) == 1
-    assert "Closest" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "Closest" in said and "phase=lora" in said
     assert main([*QUESTION, "--fix", "tpp=3"]) == 2
     assert "R001" in capsys.readouterr().err
     for words in (["--fix", "tp=0"], ["--fix", "mb=0"], ["--bound", "stages<=3"], ["--top", "\N{SUPERSCRIPT TWO}"]):

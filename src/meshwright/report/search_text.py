@@ -16,6 +16,10 @@ from meshwright.search.found import OBJECTIVES, WITHIN, Excluded, Found, Ranked,
 FRONT = 8
 
 
+#: A way to less memory that no plan of the space has.
+LESS = "a fine-tune that trains adapters alone takes less: --train ...,phase=lora, and params=nf4 in a plan beside it"
+
+
 def render(found: Found, console: Console) -> None:
     """Print the whole answer to `console`."""
     with Page(console) as page:
@@ -38,6 +42,8 @@ def render(found: Found, console: Console) -> None:
             for miss in found.misses:
                 page.print(Text(f"{miss.plan.text()}: lacks {gibibytes(miss.lacks_bytes)}"), indent=2)
                 page.print(Text(miss.remedy, "dim"), indent=5)
+            if "phase=" not in found.question[2]:
+                page.quiet(LESS)
         page.title("Why plans were rejected")
         rows = sorted(found.pruned.items(), key=lambda item: -item[1])
         page.rows([(Text(big(n) if n >= 10**6 else str(n), justify="right"), Text(why)) for why, n in rows])
