@@ -8,6 +8,7 @@ from meshwright.spec.architecture import Model, stack
 from meshwright.spec.families.parts import ends
 from meshwright.spec.layers import Attention, Block, Dense, Moe
 from meshwright.spec.model import load
+from meshwright.spec.vectors import FeatureVectors
 from tests.export import megatron_arguments
 from tests.export.questions import ask, listed
 from tests.export.test_megatron import flags
@@ -23,6 +24,7 @@ def question(name):
     frames = getattr(model.embedding, "frames", 0)
     film = f",frames={frames}" if frames else ""
     size = "image=256" if any(one.scale for one in model.flows) else f"seq={length}"
+    size = f"features={model.embedding.channels}" if isinstance(model.embedding, FeatureVectors) else size
     return ("8xh100", f"batch=64,{size}{film}", "dp8 zero1")
 
 

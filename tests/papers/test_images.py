@@ -39,9 +39,9 @@ def test_a_time_to_an_accuracy_is_none_of_a_lucky_version():
 
 
 def test_a_run_that_diverges_classifies_nothing_rightly():
-    found = trials.trained(learnt.jobs("dp1 mb36", "batch=36,optimizer=sgd", 1e30, 3, seeds=(0,)))
+    found = trials.trained(learnt.jobs("dp1 mb36", "batch=36,optimizer=sgd", 1e300, 3, seeds=(0,)))
     assert found == [trials.FinishedTrial(math.inf, 0.0, 0, 0)]
-    (versions,) = trials.clocked(learnt.jobs("dp2 mb12 sync=fedavg:h=2", "batch=24", 1e30, 4, seeds=(0,)), Crowd())
+    (versions,) = trials.clocked(learnt.jobs("dp2 mb12 sync=fedavg:h=2", "batch=24", 1e300, 4, seeds=(0,)), Crowd())
     assert versions[-1].loss == math.inf and versions[-1].accuracy == 0
 
 

@@ -6,6 +6,7 @@ import pytest
 from meshwright import catalog, predict
 from meshwright.plan import check, parse
 from meshwright.spec import cluster, model
+from meshwright.spec.vectors import FeatureVectors
 from meshwright.spec.workload import Lora, Train
 
 WORDS = ("tp8 pp2 zero1 mb1", "tp2 pp4 interleaved vpp2 ep2 etp1 mb1", "fsdp mb1", "tp2 cp2 ep4 etp1 fsdp full mb1")
@@ -37,7 +38,8 @@ def test_every_model_is_predicted(name):
     length = flow.tokens or min(1024, (gpt.learned_positions and gpt.max_seq_len) or 1024)
     frames = getattr(gpt.embedding, "frames", 0)
     image = 256 if any(one.scale for one in gpt.flows) else 0
-    work = Train(global_batch=512, seq_len=image**2 or length, frames=frames, image=image)
+    features = gpt.embedding.channels if isinstance(gpt.embedding, FeatureVectors) else 0
+    work = Train(global_batch=512, seq_len=image**2 or length, frames=frames, image=image, features=features)
     trains = [work, msgspec.structs.replace(work, **adapters)]
     answers = [predicted(gpt, H100S, train, words) for train in trains for words in WORDS]
     answers = [found for found in answers if found is not None]

@@ -26,13 +26,21 @@ class Adversary:
     """The move of the next step's embedded text: a ``part`` of its length, found by the passes of `pipeline`,
     which end at the inputs. ``ready``: it is found."""
 
-    def __init__(self, pipeline: RankPipeline, mesh: ProcessMesh, part: float, shape: tuple[int, ...], sharded: bool):
-        """`shape`: microbatches, tokens of a rank, sequences of a microbatch, hidden; `sharded`: tokens are divided
-        among tensor-parallel ranks."""
+    def __init__(
+        self,
+        pipeline: RankPipeline,
+        mesh: ProcessMesh,
+        part: float,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        sharded: bool,
+    ):
+        """`shape`: microbatches, tokens of a rank, sequences of a microbatch, hidden; `dtype`: of hidden states;
+        `sharded`: tokens are divided among tensor-parallel ranks."""
         self.pipeline, self.mesh, self.part, self.ready = pipeline, mesh, part, False
         self.groups = [mesh["cp"], *([mesh["tp"]] if sharded else [])]
         embeds = any(stage.embedding is not None for stage in pipeline.stages.values())
-        self.values = torch.zeros(shape, dtype=pipeline.message(0).dtype, device=mesh.device) if embeds else None
+        self.values = torch.zeros(shape, dtype=dtype, device=mesh.device) if embeds else None
         self.leaves: dict[int, torch.Tensor] = {}
 
     def both(self, passes: Sequence[Pass]) -> list[Pass]:

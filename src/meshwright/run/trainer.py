@@ -206,7 +206,8 @@ class Trainer:
         layout = self.plan.layout
         count, sharded = self.plan.num_microbatches(self.train.global_batch), layout.sp and layout.tp > 1
         ends = self._pipeline(order(self.plan, count, self.schedule_params).to_inputs(), due=False)
-        self.adversary = Adversary(ends, self.mesh, part, (count, *self.hidden_states().shape), sharded)
+        states = self.hidden_states()
+        self.adversary = Adversary(ends, self.mesh, part, (count, *states.shape), states.dtype, sharded)
 
     def _pipeline(
         self,

@@ -84,7 +84,7 @@ def bert() -> Outcome:
         figures=(
             Figure("minutes on 1,024 TPU v3", 76, 60 * many, "min", WITHIN, 0.1, why, headline=True),
             Figure("days on 16 TPU v3", 3, few / 24, "days", WITHIN, 0.1, why, headline=True),
-            Figure("times sooner on 64 times the chips", 72 * 60 / 76, few / many, "x", WITHIN, 0.2),
+            Figure("times sooner on 64 times the chips", 72 * 60 / 76, few / many, "x", WITHIN, 0.2, why),
         ),
         baseline="batches of 512 on 16 chips, by Adam",
         assumptions=(
