@@ -27,20 +27,14 @@ class Adversary:
     which end at the inputs. ``ready``: it is found."""
 
     def __init__(
-        self,
-        pipeline: RankPipeline,
-        mesh: ProcessMesh,
-        part: float,
-        shape: tuple[int, ...],
-        dtype: torch.dtype,
-        sharded: bool,
+        self, pipeline: RankPipeline, mesh: ProcessMesh, part: float, count: int, states: torch.Tensor, sharded: bool
     ):
-        """`shape`: microbatches, tokens of a rank, sequences of a microbatch, hidden; `dtype`: of hidden states;
-        `sharded`: tokens are divided among tensor-parallel ranks."""
+        """`count`: microbatches; `states`: as hidden states [tokens of a rank, sequences of a microbatch, hidden] of
+        one are; `sharded`: tokens are divided among tensor-parallel ranks."""
         self.pipeline, self.mesh, self.part, self.ready = pipeline, mesh, part, False
         self.groups = [mesh["cp"], *([mesh["tp"]] if sharded else [])]
         embeds = any(stage.embedding is not None for stage in pipeline.stages.values())
-        self.values = torch.zeros(shape, dtype=dtype, device=mesh.device) if embeds else None
+        self.values = states.new_zeros((count, *states.shape)) if embeds else None
         self.leaves: dict[int, torch.Tensor] = {}
 
     def both(self, passes: Sequence[Pass]) -> list[Pass]:

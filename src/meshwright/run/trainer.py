@@ -206,8 +206,7 @@ class Trainer:
         layout = self.plan.layout
         count, sharded = self.plan.num_microbatches(self.train.global_batch), layout.sp and layout.tp > 1
         ends = self._pipeline(order(self.plan, count, self.schedule_params).to_inputs(), due=False)
-        states = self.hidden_states()
-        self.adversary = Adversary(ends, self.mesh, part, (count, *states.shape), states.dtype, sharded)
+        self.adversary = Adversary(ends, self.mesh, part, count, self.hidden_states(), sharded)
 
     def _pipeline(
         self,
