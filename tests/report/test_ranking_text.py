@@ -1,4 +1,4 @@
-"""What every technique would bring, as text: its verdict, and words of plans that stay whole on narrow terminals."""
+"""The ranking of techniques as text: its verdict, and words of plans that stay whole on narrow terminals."""
 
 import io
 from types import SimpleNamespace

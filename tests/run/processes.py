@@ -101,7 +101,7 @@ def start_kept(function, *args, num_ranks: int, timeout_s: float = 120.0) -> Any
 
 
 def _reported(rank: int, num_ranks: int, function, args: tuple) -> str:
-    """What a rank of a job has to say at its end."""
+    """The report of a rank of a job at its end."""
     world = World(rank, num_ranks, rank, num_ranks, socket.gethostname(), torch.device("cpu"))
     try:
         report = Report(result=function(world, *args))

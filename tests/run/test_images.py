@@ -47,7 +47,7 @@ def on_rank(rank, config, plan, asked, folder):
 
 
 def made(text, asked=ASKED, family="images"):
-    """What is made, and its prediction."""
+    """The images that are made, and their prediction."""
     plan, config = parse(text), CONFIGS[family]
     ranks = plan.layout.num_ranks
     found = predict_denoising(model(config), mw.load_cluster(f"{ranks}xh100"), asked, plan)

@@ -1,5 +1,7 @@
 """Diffusion transformers: parameters and operations of the paper's table, and what is not modelled refused."""
 
+import json
+
 import msgspec
 import pytest
 
@@ -8,7 +10,7 @@ from meshwright import layers
 from meshwright.errors import MeshwrightError
 from meshwright.layers.kind import Tokens
 from meshwright.spec.items import document
-from meshwright.spec.model import config, from_config
+from meshwright.spec.model import config, from_config, published
 
 
 def forward_macs(model, tokens):
@@ -24,6 +26,17 @@ def forward_macs(model, tokens):
 def test_operations_are_those_of_the_paper_which_counts_a_multiplication_and_its_addition_once(name, tokens, gigaflops):
     # Peebles and Xie 2023, 2212.09748, tables 4 and 6 (from memory, not read): 118.64 and 524.6 Gflops
     assert forward_macs(mw.load_model(name), tokens) / 1e9 == pytest.approx(gigaflops, rel=2e-3)
+
+
+def test_a_published_configuration_says_what_it_is_of(tmp_path):
+    """Weights go with the configuration that they were trained by, and are read with it."""
+    said = {key: value for key, value in config("dit-xl-2-256").items() if key != "architectures"}
+    said |= {"_class_name": "DiTTransformer2DModel", "_diffusers_version": "0.30"}
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    found = config(tmp_path)
+    assert found == published(said) and found["_class_name"] and "_diffusers_version" not in found
+    (tmp_path / "config.json").write_text(json.dumps(found))
+    assert mw.load_model(tmp_path).num_params == mw.load_model("dit-xl-2-256").num_params
 
 
 def test_parameters_are_those_of_the_modules_that_the_paper_describes():

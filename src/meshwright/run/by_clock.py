@@ -25,7 +25,7 @@ from meshwright.run.client_server import Given, ServerLoop
 from meshwright.run.flat import Flat
 from meshwright.run.job import Job
 from meshwright.run.judge import Judge
-from meshwright.run.mail import ANCHOR, CHANGED, DIRECTION, STOP, TRAIN, Letter
+from meshwright.run.mail import CHANGED, STOP, TRAIN, Letter
 from meshwright.run.mesh import AxisGroup, ProcessMesh
 from meshwright.run.pruned import PrunedModel, PrunedSteps
 from meshwright.run.trainer import Trainer
@@ -119,12 +119,7 @@ class _Clients:
         # an answer may be under way when the next task comes, and never behind that one's
         tray.letters = deque(letter for letter in tray.letters if letter.task > event.task)
         for letter in mine:
-            if letter.kind == DIRECTION:
-                loop._directed(letter)
-            elif letter.kind == ANCHOR:
-                loop._anchor(letter)
-            elif letter.kind == TRAIN:
-                loop._task(letter._replace(steps=event.steps, note=0.0))
+            loop.act(letter._replace(steps=event.steps, note=0.0) if letter.kind == TRAIN else letter)
         (letter,) = self.up[event.client].letters
         self.up[event.client].letters.clear()
         if letter.kind != CHANGED:  # a client that diverges has nothing to send
@@ -179,7 +174,7 @@ def train_by_clock(job: Job, world: Crowd, *, message_s: float = 0.0) -> list[Ju
         elif isinstance(event, Left):
             tasks[event.client].pop(event.task, None)
         for decision in entry.decisions:
-            server._do(decision)
+            server.do(decision)
             if (given := server.given.get(getattr(decision, "client", -1))) is not None:
                 tasks[decision.client][given.task] = given
         while at < len(server.versions):

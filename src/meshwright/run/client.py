@@ -84,12 +84,16 @@ class ClientLoop:
     def run(self) -> None:
         """Do all tasks."""
         letter = self._next()
-        acts = {TRAIN: self._task, ANCHOR: self._anchor, DIRECTION: self._directed, GO_ON: self._gone_on}
         while letter.kind != STOP:
-            letter = acts[letter.kind](letter) if letter.kind in acts else self._next()
+            letter = self.act(letter)
         while self.saver is not None and self.saver.writing:
             self._kept(self._get())
         self.up.send(Letter(STOP, self.client))
+
+    def act(self, letter: Letter) -> Letter:
+        """Do what a letter asks for, and return the next."""
+        acts = {TRAIN: self._task, ANCHOR: self._anchor, DIRECTION: self._directed, GO_ON: self._gone_on}
+        return acts[letter.kind](letter) if letter.kind in acts else self._next()
 
     def _get(self) -> Letter:
         found = self.inbox.get()

@@ -141,7 +141,7 @@ class ServerLoop:
         while True:
             while self.pending:
                 decision, *rest = self.pending
-                self._do(decision)
+                self.do(decision)
                 self.pending = tuple(rest)
                 if self.merged >= self.num_steps or launch.stop.requested:
                     return
@@ -208,7 +208,8 @@ class ServerLoop:
             else:
                 self.unread.append(letter)
 
-    def _do(self, decision: ClientDecision) -> None:
+    def do(self, decision: ClientDecision) -> None:
+        """Carry a decision out."""
         match decision:
             case TrainOn(client=client, task=task):
                 self.given[client] = Given(task, self.first + len(self.versions), self.model, self.now_s())

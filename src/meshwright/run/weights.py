@@ -31,6 +31,7 @@ from meshwright.run.mesh import AxisGroup
 from meshwright.run.new_folder import new_folder, refuse
 from meshwright.run.pieces import PARAM, Parameter, Part, TensorPiece, job_state
 from meshwright.spec.architecture import Model
+from meshwright.spec.model import published
 from meshwright.sync.merged import ALL_TASKS
 from meshwright.sync.taught import TAUGHT
 
@@ -329,7 +330,7 @@ def save_weights(
 
 def write_config(folder: Path, config: Mapping[str, Any], dtype: str) -> None:
     """Write a model's ``config.json`` beside its weights, which are of that type."""
-    said = {key: value for key, value in config.items() if not key.startswith("_") and key != "torch_dtype"}
+    said = {key: value for key, value in published(config).items() if key != "torch_dtype"}
     safetensors_file.write_file(folder / CONFIG, json.dumps(said | {"dtype": dtype}, indent=2).encode())
 
 

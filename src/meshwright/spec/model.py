@@ -76,7 +76,13 @@ def config(name_or_path: str | Path) -> dict[str, Any]:
         MeshwrightError: M006 when there is no such model; M007 when the file cannot be read.
     """
     found, _, _ = _found(name_or_path)
-    return {key: value for key, value in found.items() if not key.startswith("_")}
+    return published(found)
+
+
+def published(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration without the notes of whoever wrote it, whose keys begin with an underscore; that key by
+    which diffusers says what it is of stays."""
+    return {key: value for key, value in config.items() if key == families.CLASS or not key.startswith("_")}
 
 
 def read_from(name_or_path: str | Path) -> Path | None:

@@ -175,6 +175,9 @@ _NESTED = ("text_config", "language_config", "llm_config")
 #: Families that are read as a whole: their nested configurations are parts of one model.
 _WHOLE = ("clip", "llava")
 
+#: The key by which configurations of diffusers say what they are of.
+CLASS = "_class_name"
+
 
 def read(config: Mapping[str, Any], *, name: str, place: str) -> Model:
     """The Model of a configuration.
@@ -210,8 +213,8 @@ def family_of(config: Mapping[str, Any], *, name: str, place: str) -> str:
     """The family that the first of ``architectures``, or else ``model_type``, names."""
     classes = config.get("architectures")
     named = classes[0] if isinstance(classes, list | tuple) and classes and isinstance(classes[0], str) else ""
-    if not named and isinstance(config.get("_class_name"), str):  # as diffusers names them
-        named = config["_class_name"]
+    if not named and isinstance(config.get(CLASS), str):  # as diffusers names them
+        named = config[CLASS]
     kind = config.get("model_type")
     kind = kind.lower().replace("-", "_").removesuffix("_text") if isinstance(kind, str) else ""
     stem = _stem(named)
