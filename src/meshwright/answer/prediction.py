@@ -34,6 +34,7 @@ from meshwright.timeline import Identity, Timeline, Zoom
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from meshwright.lower.filling import Filled
     from meshwright.simulate.clients import ClientRounds
     from meshwright.simulate.stragglers import Stragglers
     from meshwright.simulate.swarm import SwarmRun
@@ -241,7 +242,8 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     of ``sync=step`` the plan takes to its loss, where it trains differently and that is known. ``pools`` say what each
     of several does. ``memory_sigma``: the relative error of its peaks of memory. ``tiers``: what hosts and drives hold,
     where state lies there. ``experts``: how they are loaded, where the question says how tokens are routed. ``feed``:
-    what steps wait for data, which they then include; the timeline does not.
+    what steps wait for data, which they then include; the timeline does not. ``filled``: what frozen layers do in the
+    waits of those that are trained.
     """
 
     model: Model
@@ -276,6 +278,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     tiers: tuple[TierMemory, ...] = ()
     experts: ExpertAnswer | None = None
     feed: FeedAnswer | None = None
+    filled: Filled | None = None
 
     @property
     def step_time_s(self) -> float:
@@ -444,4 +447,5 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
             "batches": msgspec.to_builtins(self.batches),
             "pools": [msgspec.to_builtins(pool) for pool in self.pools],
             "feed": None if self.feed is None else self.feed.to_json(),
+            "frozen": None if self.filled is None else self.filled.to_json(),
         }

@@ -55,6 +55,7 @@ STEP: Mapping[str, tuple[str, Callable[[Prediction], float]]] = {
     "HFU": ("", lambda p: p.hfu),
     "model FLOP/s": ("TFLOP/s/GPU", lambda p: p.mfu * peak_flops(p.cluster.islands[0].device, "bf16") / 1e12),
     "bubble": ("", lambda p: p.bubble),
+    "waits filled": ("", lambda p: 0.0 if p.filled is None else p.filled.share),
     "peak memory": ("bytes", lambda p: p.peak_memory_bytes),
     "parameters of the first rank": ("bytes", lambda p: p.memory[0].alive["parameters"]),
     "parameters of the last rank": ("bytes", lambda p: p.memory[-1].alive["parameters"]),

@@ -15,11 +15,13 @@ from meshwright.cost import Costs, standard_on
 from meshwright.lower.facts import Facts
 from meshwright.lower.structure import Structure
 from meshwright.plan import Plan
+from meshwright.plan.filling import without_frozen
 from meshwright.search.layers import Layers
 from meshwright.simulate.simulated import Simulated
 from meshwright.simulate.step import simulate
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
+from meshwright.spec.parts import part_of
 from meshwright.spec.workload import Train
 
 
@@ -45,9 +47,11 @@ class Evaluator:
     ):
         self.kernels = {} if kernels is None else kernels
         self.model, self.cluster, self.train = model, cluster, train
+        #: The layers that are trained, by which plans are bounded: those that a model has frozen come on top.
+        self.trained = part_of(model, model.frozen, model.num_layers) if model.frozen else model
         self.costs = costs or standard_on(cluster, dtype=train.dtype)
-        self.layers = Layers(model, cluster, train, self.costs)
-        self.kinds, self.num_units = len(model.blocks), len(model.kinds)
+        self.layers = Layers(self.trained, cluster, train, self.costs)
+        self.kinds, self.num_units = len(self.trained.blocks), len(self.trained.kinds)
         self.devices = tuple(self.layers.devices.values())
         self.alike = len(cluster.islands) == 1
         self._structures: dict[Facts, Structure] = {}
@@ -62,7 +66,7 @@ class Evaluator:
             self.cluster,
             self.train,
             self.costs,
-            stages=self.layers.stages(plan),
+            stages=self.layers.stages(without_frozen(plan)),
             pricer=self.layers.pricer,
             structures=self._structures,
         )

@@ -168,7 +168,9 @@ def _rules(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator
     yield from other(layout.zero > 0, "every peer holds its stage whole", "drop zero and fsdp")
     yield from other(bool(layout.shares) or bool(plan.kinds.mbs) or bool(plan.kinds.dtypes),
                      "peers get microbatches by their speed", "drop shares=, mbs= and dtypes=")  # fmt: skip
-    piped = plan.pipeline.schedule != "1f1b" or plan.pipeline.vpp > 1 or bool(plan.pipeline.fill)
+    piped = (
+        plan.pipeline.schedule != "1f1b" or plan.pipeline.vpp > 1 or bool(plan.pipeline.fill or plan.pipeline.filling)
+    )
     yield from other(
         piped, "peers do passes in the order in which they come", "drop the schedule, vpp and fill_layers="
     )
