@@ -146,28 +146,31 @@ def plain_order(plan: Plan, model: Model, train: Train) -> FrozenOrder:
     return FrozenOrder(chunk, tuple(ranks))
 
 
+def forwards(plan: Plan, part: Model, cluster: Cluster, train: Train, rows: int) -> tuple[Stages, tuple[Program, ...]]:
+    """The frozen layers of a plan, as the only `part` of a model, and a forward of each for so many rows."""
+    layout = plan.layout
+    alone = msgspec.structs.replace(
+        without_frozen(plan),
+        layout=msgspec.structs.replace(layout, pp=1, dp=layout.dp * layout.pp, zero=0, shard=0, stages=()),
+        pipeline=msgspec.structs.replace(plan.pipeline, fill=0, filling="", schedule="1f1b", vpp=1, microbatch=rows),
+    )
+    stages = Stages(alone, part, train, Mesh(alone, cluster), frozen=True)
+    binder = Binder(stages, stages.mesh)
+    (composition,) = stages.compositions
+    parts = composition.segments
+    return stages, tuple(binder(PassRole("F", units, 0, 0, (), 1 / len(parts))) for units in parts)
+
+
 def frozen_layers(plan: Plan, model: Model, cluster: Cluster, train: Train, lowered: Lowered) -> FrozenLayers:
     """The frozen layers of a plan whose trained part is `lowered`."""
     layout, count, filling = plan.layout, num_frozen(plan, model), way(plan)
     mb = plan.pipeline.microbatch
-    part, mesh = part_of(model, 0, count), None
+    part = part_of(model, 0, count)
     chunk = chunk_of(filling, mb, plan.num_microbatches(train.global_batch), layout.pp)
     sizes = {mb, chunk} if filling != PARTS else {n for n in range(1, mb + 1) if mb % n == 0}
     passes, of = {}, {}
     for rows in sorted(sizes):
-        alone = msgspec.structs.replace(
-            without_frozen(plan),
-            layout=msgspec.structs.replace(layout, pp=1, dp=layout.dp * layout.pp, zero=0, shard=0, stages=()),
-            pipeline=msgspec.structs.replace(
-                plan.pipeline, fill=0, filling="", schedule="1f1b", vpp=1, microbatch=rows
-            ),
-        )
-        mesh = mesh or Mesh(alone, cluster)
-        of[rows] = stages = Stages(alone, part, train, mesh, frozen=True)
-        binder = Binder(stages, mesh)
-        (composition,) = stages.compositions
-        parts = composition.segments
-        passes[rows] = tuple(binder(PassRole("F", units, 0, 0, (), 1 / len(parts))) for units in parts)
+        of[rows], passes[rows] = forwards(plan, part, cluster, train, rows)
     stages = of[mb]
     tokens = Tokens(model=model, batch=of[chunk].batch, rows=chunk)
     carried = sum(s.count * s.hidden for s in map(tokens.at, model.carried(count)))
@@ -178,7 +181,8 @@ def frozen_layers(plan: Plan, model: Model, cluster: Cluster, train: Train, lowe
     sends: list[Program | None] = [None]
     for start in starts[1:]:
         moves = (Move("send", size, lowered.mesh.pair(start, starts[0])), *gathers)
-        sends.append(Program(kind="send", name="frozen result", site=binder.meeting, moves=moves))
+        meeting = Binder(of[mb], of[mb].mesh).meeting
+        sends.append(Program(kind="send", name="frozen result", site=meeting, moves=moves))
     held = size * (c.tp if gathers else 1) * mb / chunk
     return FrozenLayers(stages=stages, passes=passes, sends=tuple(sends), result_bytes=held, chunk=chunk, way=filling)
 

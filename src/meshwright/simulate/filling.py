@@ -26,15 +26,18 @@ from meshwright.lower.filling import (
     FrozenOrder,
     FrozenPass,
     filled,
+    forwards,
     frozen_layers,
 )
 from meshwright.plan import Plan
 from meshwright.plan.facets.pipeline import BEFORE, PARTS
+from meshwright.plan.filling import num_frozen
 from meshwright.simulate.clock import times
 from meshwright.simulate.price import Pricer
 from meshwright.simulate.simulated import Simulated
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
+from meshwright.spec.parts import part_of
 from meshwright.spec.workload import Train
 
 Waits = list[tuple[float, float]]
@@ -51,16 +54,35 @@ class Packed(NamedTuple):
     at: float
 
 
-def with_frozen(run: Simulated, plan: Plan, model: Model, cluster: Cluster, train: Train, costs: Costs) -> Simulated:
+def with_frozen(
+    run: Simulated,
+    plan: Plan,
+    model: Model,
+    cluster: Cluster,
+    train: Train,
+    costs: Costs,
+    pricer: Pricer | None = None,
+) -> Simulated:
     """The step of a plan with frozen layers, of whose trained layers `run` is the step."""
     frozen = frozen_layers(plan, model, cluster, train, run.lowered)
-    pricer = Pricer(costs)
+    pricer = pricer or Pricer(costs)
     durations = {rows: pricer.all(passes).durations for rows, passes in frozen.passes.items()}
     items = placed(run, frozen, durations, plan.num_microbatches(train.global_batch))
     lowered = filled(run.lowered, frozen, items)
     priced = pricer.all(lowered.programs)
     found = Simulated.of(lowered, priced, times(lowered, priced, costs), costs, run.schedule_params)
     return msgspec.structs.replace(found, filled=_filled(run, frozen, durations, items))
+
+
+def least_seconds(plan: Plan, model: Model, cluster: Cluster, train: Train, pricer: Pricer) -> float:
+    """Seconds of a rank in which the frozen layers are passed by its even share of a step's samples, as many together
+    as takes the least: what no order of passes is below."""
+    part, mb = part_of(model, 0, num_frozen(plan, model)), plan.pipeline.microbatch
+    each = []
+    for rows in (n for n in range(1, mb + 1) if mb % n == 0):
+        _, passes = forwards(plan, part, cluster, train, rows)
+        each.append(float(pricer.all(passes).durations.sum()) / rows)
+    return min(each) * train.global_batch / (plan.layout.dp * plan.layout.pp)
 
 
 def placed(

@@ -50,7 +50,8 @@ def simulate(
     if num_frozen(plan, model):
         own, part, known = without_frozen(plan), trained_part(plan, model), (stages, pricer, structures)
         said = dict(zip(("stages", "pricer", "structures"), known))
-        return with_frozen(simulate(own, part, cluster, train, costs, **said), plan, model, cluster, train, costs)
+        run = simulate(own, part, cluster, train, costs, **said)
+        return with_frozen(run, plan, model, cluster, train, costs, pricer)
     reference = read(plan.sync.policy).reference
     if reference:
         return _referenced(plan, model, cluster, train, costs, reference)
