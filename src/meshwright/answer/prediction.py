@@ -242,8 +242,8 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     of ``sync=step`` the plan takes to its loss, where it trains differently and that is known. ``pools`` say what each
     of several does. ``memory_sigma``: the relative error of its peaks of memory. ``tiers``: what hosts and drives hold,
     where state lies there. ``experts``: how they are loaded, where the question says how tokens are routed. ``feed``:
-    what steps wait for data, which they then include; the timeline does not. ``filled``: what frozen layers do in the
-    waits of those that are trained.
+    what steps wait for data, which they then include; the timeline does not. ``filled``: how full of frozen layers
+    waits are.
     """
 
     model: Model
@@ -405,6 +405,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_json(self) -> dict[str, Any]:
         """The prediction as plain values, seconds and bytes, without the timeline (that is ``--trace``)."""
+        parts = ("swarm", self.swarm), ("feed", self.feed), ("frozen", self.filled), ("clients", self.clients)
         return {
             "format_version": FORMAT_VERSION,
             "identity": self.identity.said(),
@@ -431,8 +432,6 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
             "choice": msgspec.to_builtins(self.choice),
             "equal_loss": msgspec.to_builtins(self.equal_loss),
             "stragglers": msgspec.to_builtins(self.stragglers),
-            "clients": None if self.clients is None else self.clients.to_json(),
-            "swarm": None if self.swarm is None else self.swarm.to_json(),
             "attribution": self.attribution,
             "memory": [msgspec.to_builtins(m) for m in self.memory],
             "tiers": [msgspec.to_builtins(tier) for tier in self.tiers],
@@ -446,6 +445,5 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
             "stage_layers": [list(s) for s in self.stage_layers],
             "batches": msgspec.to_builtins(self.batches),
             "pools": [msgspec.to_builtins(pool) for pool in self.pools],
-            "feed": None if self.feed is None else self.feed.to_json(),
-            "frozen": None if self.filled is None else self.filled.to_json(),
+            **{name: None if one is None else one.to_json() for name, one in parts},
         }

@@ -89,7 +89,7 @@ class FrozenPass(NamedTuple):
 
 
 class FrozenOrder(msgspec.Struct, frozen=True):
-    """What each pipeline rank runs of frozen layers, in order: the schedule that both executors follow. ``chunk`` rows
+    """The order in which each pipeline rank runs frozen layers: the schedule that both executors follow. ``chunk`` rows
     of a microbatch are encoded by one rank, layer by layer."""
 
     chunk: int
@@ -101,7 +101,7 @@ class FrozenOrder(msgspec.Struct, frozen=True):
 
 
 class Filled(msgspec.Struct, frozen=True, kw_only=True):
-    """What the waits of a step hold of frozen layers, seconds summed over the pipeline ranks of a replica: ``waits_s``
+    """How full the waits of a step are of frozen layers, seconds summed over the pipeline ranks of a replica: ``waits_s``
     of the step that is trained (``trained_s`` long), ``frozen_s`` of all passes, and ``inside_s`` of those in waits.
     ``layers`` are frozen, ``way`` says where their passes go; ``order``: what each rank runs, in order."""
 

@@ -259,8 +259,7 @@ def _figure(paper: Paper, one: Published, before: list[Figure], place: str) -> F
         unit, read = table[one.quantity]
         asked = _asked(paper, one)
         values = [read(*question) if table is LONGEST else read(_answer(*question)) for question in asked]
-        value = values[0] if len(values) == 1 else values[0] / values[1]
-        unit = unit if len(values) == 1 else "x"
+        value, unit = (values[0], unit) if len(values) == 1 else (values[0] / values[1], "x")
     return Figure(
         one.what,
         one.paper,

@@ -152,7 +152,7 @@ def _trained(texts: Sequence[str]) -> dict[str, float | Diagnostic]:
 
 
 def _frozen_order(plan: Plan) -> FrozenOrder | None:
-    """What ranks run of frozen layers in a plan's waits, as its prediction found it."""
+    """The frozen passes of ranks in a plan's waits, as its prediction found it."""
     if not plan.pipeline.filling:
         return None
     found = predict(model_of(plan), cluster_of(plan), train_of(plan), plan, detail=False).filled

@@ -93,8 +93,8 @@ class Adversary:
 
 
 def opposed(trainer: Trainer, part: float) -> Adversary | None:
-    """What moves a trainer's text by a part of its embeddings' length, along gradients by the weights of the step
-    before; None where nothing does."""
+    """Return what moves a trainer's text by a part of its embeddings' length, along gradients by the weights of the
+    step before; None where nothing does."""
     if not part:
         return None
     layout, count = trainer.plan.layout, trainer.plan.num_microbatches(trainer.train.global_batch)

@@ -144,7 +144,7 @@ class ImageEncoder(nn.Module):
 
     @torch.no_grad()
     def forward(self, layer: int, x: torch.Tensor) -> torch.Tensor:
-        """What one layer makes of some rows."""
+        """The maps that one layer makes of some rows."""
         return self.layers[layer](x)
 
 

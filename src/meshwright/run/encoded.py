@@ -53,13 +53,14 @@ class FrozenEncoder:
         seed: int,
         order: FrozenOrder | None,
     ):
-        """`order` is the prediction's, of every pipeline rank; without one all passes are behind a step's own."""
+        """`order` is the prediction's, of every pipeline rank; without one all passes are behind a step's own. A step
+        has ``per_step`` images."""
         self.mesh, self.seed, self.group = mesh, seed, mesh["pp"]
         self.encoder = ImageEncoder(model, mesh.device, dtype, seed)
         self.order = order or plain_order(plan, model, train)
         side = side_of(model, train)
         self.shape, self.dtype = (entry_of(model).channels, side, side), dtype
-        self.ahead = way(plan) != BEFORE
+        self.ahead, self.per_step = way(plan) != BEFORE, train.tokens_per_step
         self.handle = mesh.groups[FROZEN].handle if FROZEN in mesh.groups else mesh["pp_forward_down"].handle
         #: The next step's passes, while this one runs, and how many frozen passes of this rank are done of them.
         self.following: list[Pass] = []
@@ -183,5 +184,5 @@ def encoder_of(
     seed: int,
     order: FrozenOrder | None,
 ) -> FrozenEncoder | None:
-    """What encodes a model's samples on this rank; None where it has no frozen encoder."""
+    """Return what encodes a model's samples on this rank; None where it has no frozen encoder."""
     return FrozenEncoder(model, plan, train, mesh, dtype, seed, order) if is_encoded(model) else None

@@ -51,7 +51,7 @@ class Linked(Protocol):
 
 
 class Between(Protocol):
-    """What a rank runs between the actions of its schedule."""
+    """Work of a rank between the actions of its schedule."""
 
     def at(self, actions: int) -> None: ...
     def end(self) -> None: ...

@@ -335,7 +335,8 @@ class Trainer:
             self.publish()
             self.step_count += 1
         record.step_end()
-        return StepResult(loss, batch.num_targets or self.train.tokens_per_step, norm, finite)
+        told = self.train.tokens_per_step if self.encoder is None else self.encoder.per_step
+        return StepResult(loss, batch.num_targets or told, norm, finite)
 
     def wait_to_write(self) -> None:
         """Let those end who still read what the optimizer is about to write."""

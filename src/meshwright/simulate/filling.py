@@ -143,7 +143,7 @@ def _filled(
 
 
 def _order(run: Simulated, items: FrozenItems, rank: int) -> tuple[FrozenPass, ...]:
-    """What a rank runs of frozen layers, each pass behind so many of its schedule's actions."""
+    """The frozen passes of a rank in order, each behind so many of its schedule's actions."""
     graph = run.lowered.graph
     stage, kind = graph.attribute("stage"), graph.kind
     streams = np.flatnonzero((graph.streams.rank == rank) & (graph.streams.queue == QUEUE["compute"]))
