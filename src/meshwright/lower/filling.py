@@ -101,9 +101,9 @@ class FrozenOrder(msgspec.Struct, frozen=True):
 
 
 class Filled(msgspec.Struct, frozen=True, kw_only=True):
-    """How full the waits of a step are of frozen layers, seconds summed over the pipeline ranks of a replica: ``waits_s``
-    of the step that is trained (``trained_s`` long), ``frozen_s`` of all passes, and ``inside_s`` of those in waits.
-    ``layers`` are frozen, ``way`` says where their passes go; ``order``: what each rank runs, in order."""
+    """How full the waits of a step are of frozen layers, seconds summed over the pipeline ranks of a replica:
+    ``waits_s`` of the step that is trained (``trained_s`` long), ``frozen_s`` of all passes, ``inside_s`` of those in
+    waits. ``layers`` are frozen, ``way`` says where their passes go; ``order``: what each rank runs, in order."""
 
     layers: int
     way: str

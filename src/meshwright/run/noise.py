@@ -57,8 +57,8 @@ def drawn(shape: tuple[int, ...], rows: torch.Tensor, seed: int, step: int, batc
 
 
 def latent_noise(shape: tuple[int, ...], rows: torch.Tensor, seed: int, step: int) -> torch.Tensor:
-    """The noise that an encoder's latents of a shape [b, ...] are drawn with, of images at the places `rows` of a global
-    batch; fp32. The same for all steps below 0, where nothing is trained."""
+    """The noise that an encoder's latents of a shape [b, ...] are drawn with, of images at the places `rows` of a
+    global batch; fp32. The same for all steps below 0, where nothing is trained."""
     found = []
     for row in rows.tolist():
         digest = hashlib.sha256(f"latent:{seed if step >= 0 else 0}:{max(step, -1)}:{row}".encode()).digest()
