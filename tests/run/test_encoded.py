@@ -78,9 +78,15 @@ def alone(steps=3):
 
 
 PLANS = (
-    *("dp2 mb4", "dp1 pp2 mb2", "dp1 pp2 mb2 fill=waits", "dp1 pp2 mb2 fill=parts", "dp1 pp2 mb1 gpipe fill=parts"),
-    *("dp1 pp2 mb4 zb-h1 fill=parts", "dp2 pp2 mb2 zero1 fill=parts", "dp1 pp4 mb4 fill=parts"),
-    *("dp1 pp2 mb2 interleaved vpp2 fill=waits", "dp1 pp4 mb2 full fill=waits", "dp2 mb2 fsdp"),
+    *(
+        "dp2 mb4",
+        "dp1 pp2 mb2",
+        "dp1 pp2 mb2 filling=waits",
+        "dp1 pp2 mb2 filling=parts",
+        "dp1 pp2 mb1 gpipe filling=parts",
+    ),
+    *("dp1 pp2 mb4 zb-h1 filling=parts", "dp2 pp2 mb2 zero1 filling=parts", "dp1 pp4 mb4 filling=parts"),
+    *("dp1 pp2 mb2 interleaved vpp2 filling=waits", "dp1 pp4 mb2 full filling=waits", "dp2 mb2 fsdp"),
 )
 
 
@@ -98,13 +104,13 @@ def test_every_plan_is_one_process(text):
     assert held.keys() == expected.keys()
     for name, tensor in held.items():
         close(tensor, expected[name])
-    if "fill=" in text:
+    if "filling=" in text:
         assert sum(inside for _, _, inside in found)  # some passes of the next step's batch are among a step's own
 
 
 def test_without_a_prediction_passes_are_behind_all_and_change_nothing():
     losses, _ = alone()
-    found = launch_kept(2, trained, "dp1 pp2 mb2 fill=waits", 3, False)
+    found = launch_kept(2, trained, "dp1 pp2 mb2 filling=waits", 3, False)
     assert all(mine == pytest.approx(losses, rel=TOLERANCE) and not inside for mine, _, inside in found)
 
 

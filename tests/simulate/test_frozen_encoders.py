@@ -37,7 +37,7 @@ def test_rows_of_long_layers_go_into_waits_in_parts():
 
 @pytest.mark.parametrize("model", [SD, CONTROL])
 def test_waits_shorten_a_step_and_parts_fill_them_fuller(model):
-    before, waits, parts = (predicted(f"pp2 dp2 mb8 fill={way}", model) for way in ("before", "waits", "parts"))
+    before, waits, parts = (predicted(f"pp2 dp2 mb8 filling={way}", model) for way in ("before", "waits", "parts"))
     assert parts.step_time_s <= waits.step_time_s < before.step_time_s
     assert 0.5 < waits.filled.share <= parts.filled.share <= 1 and parts.bubble < waits.bubble < before.bubble
     assert before.filled.inside_s == 0 and predicted("pp2 dp2 mb8", model).step_time_s == before.step_time_s
@@ -52,7 +52,7 @@ def test_passes_before_a_step_are_a_step_of_their_own():
 
 
 def test_a_first_stage_waits_for_what_other_ranks_have_encoded():
-    plan = mw.parse_plan("pp2 dp2 mb8 fill=before").on(4)
+    plan = mw.parse_plan("pp2 dp2 mb8 filling=before").on(4)
     run = simulate(plan, mw.load_model(SD), CLUSTER, TRAIN, COSTS)
     graph, names = run.lowered.graph, [run.lowered.programs[k].name for k in run.lowered.graph.cost_key]
     sends = [i for i, name in enumerate(names) if name == "frozen result"]
@@ -65,7 +65,7 @@ def test_a_first_stage_waits_for_what_other_ranks_have_encoded():
 
 
 def test_both_executors_follow_one_order_in_which_every_row_passes_every_layer():
-    found = predicted("pp2 dp2 mb8 fill=parts")
+    found = predicted("pp2 dp2 mb8 filling=parts")
     order, layers = found.filled.order, found.filled.layers
     rows = [
         (one.microbatch, one.layer, row)
@@ -90,14 +90,14 @@ def test_a_locked_layer_has_no_gradients_of_its_weights():
 
 
 def test_memory_has_the_encoders_on_every_rank():
-    found = predicted("pp2 dp2 mb8 fill=parts")
+    found = predicted("pp2 dp2 mb8 filling=parts")
     assert [rank.alive["frozen parameters"] for rank in found.memory] == [2.0 * (340_387_840 + 34_163_664)] * 2
 
 
 REFUSED = {
-    "dp4 mb8 fill=waits": "no waits to fill",
+    "dp4 mb8 filling=waits": "no waits to fill",
     "pp2 dp2 mb8 fill_layers=4": "has 39 frozen layers of its own",
-    "pp2 dp2 mb8 dualpipe fill=parts": "first stage on two ranks",
+    "pp2 dp2 mb8 dualpipe filling=parts": "first stage on two ranks",
     "pp2 dp2 mb8 sync=diloco:h=4": "worked out without frozen layers",
     "a=[dp2 mb8 part=0:60] + b=[dp2 mb8 part=60:116]": "the first 39 layers of sd-2-1-with-encoders are not trained",
 }
@@ -111,7 +111,7 @@ def test_what_does_not_go_with_encoders_is_refused(words):
 
 def test_a_model_without_frozen_layers_has_nothing_to_fill_with():
     with pytest.raises(MeshwrightError, match="has no frozen layers"):
-        predicted("pp2 dp2 mb8 fill=parts", "sd-2-1")
+        predicted("pp2 dp2 mb8 filling=parts", "sd-2-1")
 
 
 def test_a_search_chooses_where_encoders_are_run_and_proves_it():
@@ -119,6 +119,6 @@ def test_a_search_chooses_where_encoders_are_run_and_proves_it():
     space = restricted(default(model, CLUSTER, TRAIN), fix=["pp=2", "zero=0", "schedule=1f1b", "mb=4,8", "stages=even"])
     found = find(model, CLUSTER, TRAIN, space=space, costs=COSTS)
     best = found.best[0].prediction
-    words = [f"pp2 dp2 mb{mb} fill={way}" for mb in (4, 8) for way in ("before", "waits", "parts")]
+    words = [f"pp2 dp2 mb{mb} filling={way}" for mb in (4, 8) for way in ("before", "waits", "parts")]
     assert best.step_time_s == pytest.approx(min(predicted(one).step_time_s for one in words), rel=1e-9)
     assert best.plan.pipeline.filling in ("waits", "parts")

@@ -125,9 +125,9 @@ def own_steps(r: ExportRequest) -> Iterator[Gap]:
     if r.plan.pipeline.filling:
         yield Gap(
             facet="pipeline.filling",
-            value=f"fill={r.plan.pipeline.filling}",
+            value=f"filling={r.plan.pipeline.filling}",
             reason="its pipelines have no frozen layers in their waits",
-            help="drop fill",
+            help="drop filling",
             mend={"pipeline.filling": ""},
         )
     if r.plan.passes.policy != FIXED:

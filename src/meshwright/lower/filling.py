@@ -4,7 +4,7 @@ A plan with ``fill_layers=8`` does not train the first 8 layers of its model, an
 own (encoders of text and images before a diffusion model's network). Every pipeline rank holds all of them and runs
 them forward for a part of its replica's samples, layer by layer: ahead of the step that reads what they make, while it
 waits in the step before, whole microbatches at a time or in parts of them; or before all else in the step itself
-(``fill=before``). Results travel to the rank of the first stage (DiffusionPipe, Tian et al., 2024, arXiv 2405.01248,
+(``filling=before``). Results travel to the rank of the first stage (DiffusionPipe, Tian et al., 2024, arXiv 2405.01248,
 whose frozen encoders are filled so; its two backbones in one pipeline are not here).
 """
 

@@ -1,4 +1,4 @@
-"""Frozen layers that are run ahead of each step (``fill_layers=``, ``fill=``, a model's own): how many, where their
+"""Frozen layers that are run ahead of each step (``fill_layers=``, ``filling=``, a model's own): how many, where their
 passes go, and what they do not go with."""
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def rules(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[
     own = model.frozen and not plan.pipeline.fill
     if plan.pipeline.fill and model.frozen and plan.pipeline.fill != model.frozen:
         why = f"{model.name} has {model.frozen} frozen layers of its own, and fill_layers= says {count}"
-        found.append((why, "drop fill_layers=: fill= alone says where those are run"))
+        found.append((why, "drop fill_layers=: filling= alone says where those are run"))
     if count >= model.num_layers:
         found.append(
             (
@@ -60,7 +60,7 @@ def rules(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[
             )
         )
     if layout.pp == 1 and way(plan) != BEFORE:
-        help = f"say pp2 or more, or {'fill=before' if own else 'a pool that is frozen'}"
+        help = f"say pp2 or more, or {'filling=before' if own else 'a pool that is frozen'}"
         found.append(("a plan without a pipeline has no waits to fill", help))
     if schedules.get(plan.pipeline.schedule).placement == "bidirectional":
         found.append((f"{plan.pipeline.schedule} has its first stage on two ranks", "another schedule, such as 1f1b"))
@@ -91,6 +91,6 @@ def rules(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[
 def nothing_frozen(plan: Plan, model: Model) -> Iterator[Diagnostic]:
     """Yield P079 for a plan that says where frozen layers go, of a model that has none."""
     if plan.pipeline.filling and not num_frozen(plan, model):
-        said = f"fill={plan.pipeline.filling}"
+        said = f"filling={plan.pipeline.filling}"
         help = f"drop {said}, or say which layers are frozen: fill_layers=N of the first N"
         yield wrong("P079", f"{model.name} has no frozen layers to run ahead of a step", said, help)

@@ -2,7 +2,7 @@
 
 A rank runs its part of the order that a prediction found (``lower/filling.py``): passes of rows of a microbatch through
 a layer, each behind so many of its schedule's actions, for the batch of the next step; before a first step, or with
-``fill=before``, all of them at once. What comes of a chunk is sent to the rank of the first stage, which alone reads
+``filling=before``, all of them at once. What comes of a chunk is sent to the rank of the first stage, which alone reads
 it. The same layers see the same rows under every plan, so that a run is that of one process.
 """
 

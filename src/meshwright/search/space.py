@@ -257,13 +257,13 @@ def pipelines(space: Space, core: Core, model: Model, train: Train) -> tuple[Pip
     count = train.global_batch // (core.dp * core.mb)
     found = _pipelines(space["schedule"], space["vpp"], space["stages"], core.pp, count, model.num_layers)
     whole = _with_others(space, found, "schedule", "vpp", "stages")
-    if {*space["fill"]} == {""}:
+    if {*space["filling"]} == {""}:
         return whole
     # frozen layers are run before a step, or in the waits of a pipeline that begins at one end
     return tuple(
         part
         for part in whole
-        if (core.pp > 1 or part.fill == BEFORE) and schedules.get(part.schedule).placement != "bidirectional"
+        if (core.pp > 1 or part.filling == BEFORE) and schedules.get(part.schedule).placement != "bidirectional"
     )
 
 

@@ -2,9 +2,9 @@
 
 Chunks of microbatches go to the ranks that compute least (``assign/``: the costliest bin is made small), and on a rank
 each pass through a layer goes into the first wait behind the pass before it that has room for it, what no wait has room
-for behind all that the rank computes. With ``fill=parts`` as many rows of a pass as a wait has room for go into it, and
-the others into the next: long layers fill short waits (DiffusionPipe, Tian et al., 2024, arXiv 2405.01248, sections 4.2
-and 4.3, packs its bubbles greedily in this way).
+for behind all that the rank computes. With ``filling=parts`` as many rows of a pass as a wait has room for go into it,
+and the others into the next: long layers fill short waits (DiffusionPipe, Tian et al., 2024, arXiv 2405.01248, packs
+its bubbles greedily, and partial batches into them).
 """
 
 from __future__ import annotations

@@ -218,7 +218,9 @@ def _asked_rules(plan: Plan, model: Model, cluster: Cluster, train: Train) -> It
     yield from other(experts.ep == 1 and experts != usual, "peers take all tokens of experts that lie in their order",
                      "drop what is said of experts besides")  # fmt: skip
     yield from other(layout.zero > 0, "one rank has nobody to share its state with", "drop zero and fsdp")
-    yield from other(plan.pipeline.vpp > 1 or bool(plan.pipeline.fill), "there is no pipeline", "drop vpp and fill")
+    yield from other(
+        plan.pipeline.vpp > 1 or bool(plan.pipeline.fill), "there is no pipeline", "drop vpp and fill_layers="
+    )
     yield from other(memory.recompute != "none" or memory.portions > 1,
                      "a forward that is computed again would ask its peers again", "drop the recompute")  # fmt: skip
     yield from other(plan.offload.any, "what is asked of peers is not offloaded", "drop offload=")

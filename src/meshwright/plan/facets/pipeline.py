@@ -258,7 +258,7 @@ FIELDS = (
         decides=(STRUCTURE,),
     ),
     Field(
-        name="fill",
+        name="filling",
         attribute="filling",
         help="where passes of frozen layers go: before a step, into waits of the step before, or there in parts of a "
         "microbatch",
