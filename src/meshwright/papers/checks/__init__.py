@@ -11,6 +11,7 @@ MODULES = (
     "zero_bubble",
     "data_parallel",
     "layouts",
+    "relational",
     "faults",
     "sequence",
     "merging",
