@@ -12,7 +12,7 @@ from meshwright.answer.joined import placed_joins
 from meshwright.answer.placed_prices import PlacedPrices
 from meshwright.cli import main
 from meshwright.cost import standard
-from meshwright.errors import Infeasible
+from meshwright.errors import Infeasible, MeshwrightError
 from meshwright.layers.algebra import PARTIAL, REPLICATE, AxisMesh
 from meshwright.layers.derivative import derived
 from meshwright.layers.joins import einsum_signatures, homes, signatures
@@ -133,6 +133,24 @@ def test_two_axes_are_decided_together():
     both = placed_joins(square, load_cluster("8xh100"), standard(), ways=False)
     one = placed_joins(computation, load_cluster("8xh100"), standard(), ways=False)
     assert both.gap == 0.0 and both.mesh.sizes == (2, 4) and one.gap == 0.0
+
+
+def test_what_is_said_of_joins_is_kept_and_costs_what_was_shown():
+    computation, cluster = product_of(4096, 4096, 4096), load_cluster("8xh100")
+    free = placed_joins(computation, cluster, standard())
+    shown = {w.way: w.step_s for w in free.ways if w.join == "C"}
+    bound = placed_joins(msgspec.structs.replace(computation, joins={"C": {"x": "k"}}), cluster, standard())
+    assert taken(bound)["C"] == "co-partitioned on k, results summed"
+    assert bound.step_s == pytest.approx(shown["co-partitioned on k, results summed"], rel=1e-5)
+    wrong = {"D": {"": "i"}, "C": {"y": "i", "": "q"}, "d(B)": {"": "k"}}
+    with pytest.raises(MeshwrightError) as error:
+        placed_joins(msgspec.structs.replace(computation, joins=wrong), cluster, standard())
+    said = [(d.message, d.code) for d in error.value.diagnostics]
+    assert said == [
+        ("no join makes 'D'", "A004"),
+        ("no axis of the mesh is called 'y'", "A004"),
+        ("C is not cut along 'q' here", "A004"),
+    ]
 
 
 def test_the_command_shows_choices_and_what_is_derived(capsys):

@@ -1,5 +1,6 @@
 """Computations carried out by real processes: forward, derived backward and descent against torch's autograd."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -142,3 +143,11 @@ def test_any_placement_on_two_axes_computes_what_one_process_does(name):
 def test_the_placement_that_is_chosen_computes_what_one_process_does(name):
     found = joined.placed_joins(ALL[name], load_cluster("2xh100"), standard(), ways=False)
     assert start(found, 3).worst < 1e-9
+
+
+def test_terms_of_a_sum_are_added_by_their_places_where_ranks_have_them_in_another_order():
+    """Of 4 numbers of a head's width, 3 ranks have 2, 1 and 1, and torch's product leaves its dims otherwise for 1."""
+    made = msgspec.structs.replace(ATTENTION, joins={"G": {"": "e"}})
+    found = joined.placed_joins(made, load_cluster("3xh100"), standard(), ways=False)
+    assert [(m.tensor, m.op) for m in found.moves if m.tensor == "G"] == [("G", "all_reduce")]
+    assert start(found, 1).worst < 1e-9

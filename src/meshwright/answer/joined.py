@@ -9,7 +9,7 @@ may be. Tang et al., 2023, arXiv 2306.00088.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -18,10 +18,10 @@ from meshwright.answer.join_work import local_bytes, step_seconds
 from meshwright.answer.placed_prices import ALONE, PlacedMove, PlacedPrices
 from meshwright.assign.program import LinearRow, ProgramAnswer, minimise
 from meshwright.cost import Costs
-from meshwright.errors import Infeasible, MeshwrightError
+from meshwright.errors import Diagnostic, Infeasible, MeshwrightError, nearest
 from meshwright.layers.algebra import REPLICATE, AxisMesh, Placement
 from meshwright.layers.derivative import derived
-from meshwright.layers.joins import homes, signatures, way
+from meshwright.layers.joins import cut_along, homes, signatures, way
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.computation import JOIN, UPDATE, Computation, ComputationStep
 
@@ -128,14 +128,11 @@ def placed_joins(
     *,
     ways: bool = True,
     room: float | None = None,
-    made: Mapping[str, str] = {},
 ) -> JoinedPrediction:
     """Derive the backward of a computation, and place all of it on a cluster. `ways`: price those that are not taken,
-    too; `room`: bytes of a rank, those of the device if left out; `made`: ways in which joins are to be made, in words
-    as :class:`JoinWay` has them, on every axis.
+    too; `room`: bytes of a rank, those of the device if left out.
 
     Raises:
-        LookupError: a join in `made` has no such way.
         Infeasible: A005 where it does not fit, however it is placed.
         MeshwrightError: A003 or A004, as :func:`mesh_of` says; L003 where the solver is not installed.
     """
@@ -143,7 +140,7 @@ def placed_joins(
     prices = PlacedPrices(mesh, cluster, computation.dtype, costs)
     capacity = float(cluster.islands[0].device.memory_bytes) if room is None else room
     program = _JoinProgram(derived(computation), prices, capacity)
-    answer = program.solve([program.only(join, words) for join, words in made.items()], LIMIT_S)
+    answer = program.solve([], LIMIT_S)
     if answer.x is None:
         _too_large(program, capacity, computation)
     return program.read(answer, ways)
@@ -178,6 +175,7 @@ class _JoinProgram:
         self._columns()
         self.num_chosen = len(self.cost)
         self._copies()
+        self._said()
 
     def _bytes(self, name: str, place: Placement) -> float:
         return local_bytes(self.whole, name, place, self.sizes, self.prices.element)
@@ -211,7 +209,7 @@ class _JoinProgram:
         self.rows.append(LinearRow(some, [1.0] * len(some), 1.0, 1.0))
 
     def _copies(self) -> None:
-        """What is read where it is not at home is moved there, once for all that read it so."""
+        """Columns of copies: a tensor is moved where it is read and not at home, once for all that read it so."""
         wanted: dict[tuple[str, Placement], list[list[int]]] = {}
         for step, first, found in zip(self.whole.steps, self.first, self.steps):
             for number, name in enumerate(step.inputs):
@@ -271,13 +269,38 @@ class _JoinProgram:
             found.setdefault(words, []).append(column)
         return found
 
-    def only(self, join: str, words: str) -> LinearRow:
-        """The row that has a join made in a way on every axis."""
-        number = next(i for i, step in enumerate(self.whole.steps) if step.output == join)
-        columns = set.intersection(*(set(self.ways(number, axis)[words]) for axis in range(len(self.sizes))))
-        if not columns:
-            raise LookupError(f"{join} is not made so on all axes: {words}")
-        return LinearRow(sorted(columns), [1.0] * len(columns), 1.0)
+    def _said(self) -> None:
+        """Rows for what is said of joins.
+
+        Raises:
+            MeshwrightError: A004 for a name, an axis or a key that is none, all at once.
+        """
+        wrong: list[Diagnostic] = []
+        numbers = {step.output: n for n, step in enumerate(self.whole.steps) if step.kind == JOIN}
+        axes = [name for name, _ in self.prices.mesh.axes]
+        for join, by_axis in self.whole.joins.items():
+            for axis, key in by_axis.items():
+                place = f"[joins] of {self.whole.name}: {join}{f'.{axis}' if axis else ''}"
+                if join not in numbers or axis not in ("", *axes):
+                    what, known = (join, list(numbers)) if join not in numbers else (axis, axes)
+                    message = f"no {'join makes' if join not in numbers else 'axis of the mesh is called'} {what!r}"
+                    wrong.append(Diagnostic(code="A004", message=message, place=place, help=nearest(what, known)))
+                    continue
+                step, first, found = (
+                    self.whole.steps[numbers[join]],
+                    self.first[numbers[join]],
+                    self.steps[numbers[join]],
+                )
+                for at in [axes.index(axis)] if axis else range(len(axes)):
+                    cuts = [cut_along(step, tuple(p[at] for p in (*ins, out))) for ins, out in found]
+                    columns = [first + number for number, cut in enumerate(cuts) if cut == key]
+                    self.rows.append(LinearRow(columns, [1.0] * len(columns), 1.0))
+                    if not columns:
+                        known = ", ".join(dict.fromkeys(cut for cut in cuts if cut))
+                        message = f"{join} is not cut along {key!r} here"
+                        wrong.append(Diagnostic(code="A004", message=message, place=place, help=f"known: {known}"))
+        if wrong:
+            raise MeshwrightError(dict.fromkeys(wrong))
 
     def least_bytes(self) -> float:
         """Bytes that the rank with the most holds at least."""
@@ -323,10 +346,11 @@ class _JoinProgram:
             capacity_bytes=self.capacity,
             bound_s=max(0.0, answer.bound) / MICRO,
         )
-        return msgspec.structs.replace(found, ways=tuple(self._ways(found))) if ways else found
+        return msgspec.structs.replace(found, ways=tuple(self._ways(found, ways)))
 
-    def _ways(self, found: JoinedPrediction) -> list[JoinWay]:
-        """Every way of every join of two sides and more on every axis, with the fastest step that makes it so."""
+    def _ways(self, found: JoinedPrediction, others: bool) -> list[JoinWay]:
+        """The way that is taken of every join of two sides and more on every axis; with `others` all that there are,
+        with the fastest step that makes each."""
         out = []
         for number, placed in enumerate(found.steps):
             step = placed.step
@@ -334,7 +358,7 @@ class _JoinProgram:
                 continue
             for axis, (name, _) in enumerate(self.prices.mesh.axes):
                 taken = way(step, tuple(p[axis] for p in (*placed.ins, placed.out)))
-                for words, some in self.ways(number, axis).items():
+                for words, some in self.ways(number, axis).items() if others else [(taken, [])]:
                     seconds = found.step_s
                     if words != taken:
                         answer = self.solve([LinearRow(some, [1.0] * len(some), 1.0)], WAY_LIMIT_S)

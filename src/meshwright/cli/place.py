@@ -135,7 +135,8 @@ def _joins(given: PlaceOptions, wrong: list[Diagnostic]) -> int:
         message = f"{computation.name} has {numbers:,} numbers, and every process makes all of them in float64"
         help = f"give dims smaller lengths, {MOST:,} numbers at most, or drop --run"
         raise MeshwrightError.one("A003", message, place=given.model, help=help)
-    placed = placed_joins(computation, cluster, standard())
+    # each other way of a join is a program of its own, which takes seconds where there are two axes
+    placed = placed_joins(computation, cluster, standard(), ways=len(computation.mesh) < 2)
     trained = None
     if steps:
         from meshwright.run.computed import start

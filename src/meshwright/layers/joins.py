@@ -12,7 +12,16 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 
 from meshwright.layers.algebra import PARTIAL, REPLICATE, Placement
-from meshwright.spec.computation import ADD, JOIN, ONE, OVER_A_KEY, Computation, ComputationStep
+from meshwright.spec.computation import (
+    ADD,
+    BY_NUMBER,
+    JOIN,
+    ON_EVERY_RANK,
+    ONE,
+    OVER_A_KEY,
+    Computation,
+    ComputationStep,
+)
 
 #: Placements on one axis of every input, then of the result.
 AxisSignature = tuple[int, ...]
@@ -83,18 +92,25 @@ def homes(computation: Computation, name: str, sizes: Sequence[int]) -> Iterator
             yield place
 
 
+def cut_along(step: ComputationStep, signature: AxisSignature) -> str:
+    """The key that a step's signature on one axis cuts, :data:`BY_NUMBER` or :data:`ON_EVERY_RANK`; "" where it keeps
+    terms of a sum."""
+    for keys, place in zip((*step.read, step.keys), signature, strict=True):
+        if place >= 0:
+            return keys[place] if place < len(keys) else BY_NUMBER
+    return ON_EVERY_RANK if P not in signature else ""
+
+
 def way(step: ComputationStep, signature: AxisSignature) -> str:
     """How a join is made on one axis, in words: of its signature there."""
     *ins, out = signature
     if out == P and P in ins:
         return f"terms of {step.inputs[ins.index(P)]} kept"
-    if all(p == R for p in signature):
+    key, copied = cut_along(step, signature), [name for name, p in zip(step.inputs, ins) if p == R]
+    if key == ON_EVERY_RANK:
         return "whole on every rank"
-    cut = next(((keys, p) for keys, p in zip((*step.read, step.keys), signature) if p >= 0))
-    copied = [name for name, p in zip(step.inputs, ins) if p == R]
-    key = cut[0][cut[1]] if cut[1] < len(cut[0]) else ""
-    words = f"cut along {key}" if key else "rows cut by number"
-    if len(copied) < len(ins) - 1 and key:
+    words = "rows cut by number" if key == BY_NUMBER else f"cut along {key}"
+    if len(copied) < len(ins) - 1 and key != BY_NUMBER:
         words = f"co-partitioned on {key}"
     if copied:
         words += f", {' and '.join(dict.fromkeys(copied))} copied"

@@ -63,7 +63,8 @@ def carried(one: Transfer, axis: int, x: torch.Tensor, size: int, me: int, group
     if one.op == "slice":
         return x.tensor_split(size, dim=after)[me].contiguous()
     if one.op == "all_reduce":
-        out = x.clone()
+        # terms that einsums left in another order on another rank are added up by their places, not by their order
+        out = x.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(out, group=group)
         return out
     if one.op == "keep" and before == REPLICATE:

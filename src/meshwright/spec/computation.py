@@ -34,6 +34,8 @@ FUNCTIONS = (*POINTWISE, *OVER_A_KEY, PRESENT)
 JOIN, ADD, ONE, UPDATE = "join", "add", "one", "update"
 #: The end of a function's name whose values are the function's slopes.
 SLOPE = "'"
+#: Ways of a step that cut no key: rows of a sparse relation by their number, and all of it on every rank.
+BY_NUMBER, ON_EVERY_RANK = "by number", "on every rank"
 #: Bytes of a row's key in a sparse relation (an int32).
 KEY_BYTES = 4.0
 
@@ -96,7 +98,8 @@ def _keyed(name: str, keys: tuple[str, ...]) -> str:
 class Computation(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes of ``dims``, ``tensors`` by name (inputs first, then what steps make), rows of sparse inputs, ``steps`` in
     an order in which what is read has been made, and the name of the ``loss``. ``mesh``: axes with their sizes, the
-    outermost first (none: all devices are one axis); ``rate``: of gradient descent."""
+    outermost first (none: all devices are one axis); ``rate``: of gradient descent. ``joins``: ways that are said of
+    joins, by axis ("" for all): the key along which one is cut, :data:`BY_NUMBER` or :data:`ON_EVERY_RANK`."""
 
     name: str
     dims: dict[str, int]
@@ -107,6 +110,7 @@ class Computation(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "fp32"
     mesh: tuple[tuple[str, int], ...] = ()
     rate: float = 0.1
+    joins: dict[str, dict[str, str]] = {}
 
     @property
     def made(self) -> frozenset[str]:

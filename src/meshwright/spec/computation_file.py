@@ -28,7 +28,7 @@ from meshwright.spec.computation import FUNCTIONS, Computation, KeyedTensor
 from meshwright.spec.computation_steps import StepsReader
 from meshwright.spec.workload import TRAINED_DTYPES
 
-TABLES = ("format_version", "title", "dtype", "loss", "rate", "steps", "dims", "inputs", "mesh")
+TABLES = ("format_version", "title", "dtype", "loss", "rate", "steps", "dims", "inputs", "mesh", "joins")
 FIELDS = ("keys", "trained", "nonzeros", "values")
 #: What a run fills inputs with: standard normal numbers, those between 0 and 1, ones, or a single 1 along the last key.
 VALUES = ("normal", "uniform", "ones", "one-hot")
@@ -94,7 +94,9 @@ class _Reader:
 
     def bad(self, line: int, where: str, message: str, help: str) -> None:
         place = f"{self.path}:{line}: {where}" if line else f"{self.path}: {where}"
-        self.wrong.append(Diagnostic(code="A004", message=message, place=place, help=help))
+        said = Diagnostic(code="A004", message=message, place=place, help=help)
+        if said not in self.wrong:
+            self.wrong.append(said)
 
     def read(self) -> Computation:
         for key in self.table:
@@ -120,7 +122,23 @@ class _Reader:
             dtype=dtype,
             mesh=tuple(self._sizes("mesh", "an axis", "x = 8").items()),
             rate=float(rate),
+            joins=self._joins(),
         )
+
+    def _joins(self) -> dict[str, dict[str, str]]:
+        """The keys along which joins are said to be cut, by axis."""
+        rows, found = self.table.get("joins", {}), {}
+        if not isinstance(rows, Mapping):
+            self.bad(self.line("", "joins"), "joins", f"joins = {rows!r} is no table", 'say [joins], then C = "i"')
+            return {}
+        for name, said in rows.items():
+            by_axis = said if isinstance(said, Mapping) else {"": said}
+            if all(isinstance(key, str) for key in by_axis.values()):
+                found[name] = dict(by_axis)
+            else:
+                help = f'say {name} = "KEY", or {name} = {{ AXIS = "KEY" }}'
+                self.bad(self.line("joins", name), f"joins.{name}", f"{name} = {said!r} names no key", help)
+        return found
 
     def _word(self, key: str, usual: str, known: Sequence[str]) -> str:
         value = self.table.get(key, usual)

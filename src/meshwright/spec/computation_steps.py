@@ -88,7 +88,7 @@ class StepsReader:
         self.said[step.output] = step, at
 
     def _ordered(self) -> list[str]:
-        """What steps make, in an order in which what is read is there; of a cycle, that it is one."""
+        """Names of tensors in an order in which all that a step reads is made before; a cycle is noted."""
         order: list[str] = []
         left = dict(self.said)
         while left:
@@ -121,7 +121,7 @@ class StepsReader:
             read.append(self.reader.keys(said_keys, at, where))
             if tensor is None:
                 if operand not in self.said:
-                    help = nearest(operand, [*self.tensors, *self.said])
+                    help = nearest(operand, list(dict.fromkeys([*self.tensors, *self.said])))
                     self.bad(at, where, f"nothing makes {operand!r}", help)
             elif len(said_keys) != len(tensor.keys):
                 has = f"{operand}[{','.join(tensor.keys)}]" if tensor.keys else f"{operand}, a number"
