@@ -136,6 +136,7 @@ def test_all_that_is_wrong_with_a_file_is_said_at_once_with_its_line(tmp_path):
         ("trained = true", "trained = true, nonzeros = 3", "", 0),
         ("loss = 1/i * C", "loss = 1/q * C", "divided by 'q'", 3),
         ("loss = 1/i * C", "loss = 1/0 * C", "divided by 0", 3),
+        ("loss = 1/i * C", "loss = 1e999 * C", "too large", 3),
         ("[inputs]", "[joins]\nC = 3\n[inputs]", "C = 3 names no key", 10),
         ("[inputs]", "[mesh]\nx = true\n[inputs]", "x = True is no whole number", 10),
     ],

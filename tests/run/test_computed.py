@@ -7,6 +7,7 @@ import pytest
 from meshwright.answer import joined
 from meshwright.answer.placed_prices import PlacedPrices
 from meshwright.cost import standard
+from meshwright.errors import MeshwrightError
 from meshwright.layers.algebra import AxisMesh
 from meshwright.layers.derivative import derived
 from meshwright.run.computed import start
@@ -143,6 +144,14 @@ def test_any_placement_on_two_axes_computes_what_one_process_does(name):
 def test_the_placement_that_is_chosen_computes_what_one_process_does(name):
     found = joined.placed_joins(ALL[name], load_cluster("2xh100"), standard(), ways=False)
     assert start(found, 3).worst < 1e-9
+
+
+def test_numbers_that_are_none_are_no_agreement():
+    """Logarithms of normal numbers are none on either side."""
+    sides = {"X": {"keys": ["i"]}, "W": {"keys": ["i"], "trained": True}}
+    made = own("Y[i] = log(X[i])\nloss = Y[i] * W[i]", {"i": 12}, **sides)
+    with pytest.raises(MeshwrightError, match="the loss of step 0 is nan"):
+        start(joined.placed_joins(made, load_cluster("2xh100"), standard(), ways=False), 1)
 
 
 def test_terms_of_a_sum_are_added_by_their_places_where_ranks_have_them_in_another_order():

@@ -9,6 +9,8 @@ can be laid side by side. Which rows a sparse relation has is known to all ranks
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import isfinite
+from sys import float_info
 from typing import Any
 
 import msgspec
@@ -17,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from meshwright.answer.joined import JoinedPrediction, JoinedStep
+from meshwright.errors import MeshwrightError
 from meshwright.layers import algebra
 from meshwright.layers.algebra import REPLICATE, Placement
 from meshwright.run import launch, placements
@@ -58,6 +61,7 @@ def start(found: JoinedPrediction, steps: int) -> PlacedRun:
     """Train a placed computation on processes of this machine, and on one beside.
 
     Raises:
+        MeshwrightError: A003 where a loss is no number.
         RankDied: L001 when a process ends before its time.
     """
     ranks = len(list(found.mesh.ranks))
@@ -83,6 +87,10 @@ def _train(world: World, found: JoinedPrediction, steps: int) -> dict[str, Any]:
                 name: tensor - found.computation.rate * g for (name, tensor), g in zip(reference.items(), gradients)
             }
         rank.update()
+        if not isfinite(losses[-1]):
+            message = f"the loss of step {step} is {losses[-1]}, and {alone[-1]} on one process"
+            help = 'inputs are random: say values = "uniform" where a logarithm or a root reads them, or a smaller rate'
+            raise MeshwrightError.one("A003", message, place=found.computation.name, help=help)
     errors[1] = rank.error(trained, rank.held)
     worst = torch.tensor(errors, dtype=torch.float64)
     dist.all_reduce(worst, op=dist.ReduceOp.MAX)
@@ -148,7 +156,8 @@ class _Rank:
         for name, tensor in tensors.items():
             apart = (self.cut(name, tensor.detach(), self.found.homes[name]) - mine[name]).abs()
             most = tensor.detach().abs().max().clamp_min(1e-30)
-            worst = max(worst, float(apart.max() / most) if apart.numel() else 0.0)
+            found = float(apart.max() / most) if apart.numel() else 0.0
+            worst = max(worst, found if isfinite(found) else float_info.max)  # a NaN is larger than nothing
         return worst
 
     def read(self, name: str, place: Placement) -> torch.Tensor:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from math import prod
+from math import isfinite, prod
 from typing import NamedTuple
 
 import msgspec
@@ -234,6 +234,8 @@ class _Line:
             if not below:
                 raise Unreadable("a factor is divided by 0", "divide by another number")
             value /= below
+        if not isfinite(value):
+            raise Unreadable("a factor is too large for a number", "write a smaller one")
         return value
 
 
