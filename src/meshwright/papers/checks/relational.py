@@ -152,9 +152,7 @@ def ra_autodiff() -> Outcome:
             "that it is competitive with systems made for one purpose, of which its abstract gives no figure: none of "
             "those runs here",
         ),
-        assumptions=(
-            "rows of a sparse relation are spread evenly over its keys, and nothing is overlapped",
-        ),
+        assumptions=("rows of a sparse relation are spread evenly over its keys, and nothing is overlapped",),
     )
 
     def real() -> Outcome:
