@@ -301,7 +301,7 @@ def _round(run: Simulated) -> RoundTimes | None:
         delay=one.lag,
         waits_s=one.waits_s,
         part_bytes=most,
-        hidden_gbit_s=8e-9 * most / (one.lag * one.inner_s) if one.lag else None,
+        hidden_gbit_s=8e-9 * one.hidden_bytes_per_s if one.lag else None,
     )
 
 
