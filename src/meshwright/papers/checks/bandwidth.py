@@ -210,7 +210,7 @@ def _rows(
 
 
 def _hours(rows: Mapping[str, str], name: str) -> tuple[Figure, ...]:
-    """What a run of the 1B model takes at 1 Gbit/s over what it does without exchange, by a table's hours."""
+    """The time of a run of the 1B model at 1 Gbit/s over that without exchange, by a table's hours."""
     hours = figures.load("diloco")[name]
     return tuple(
         Figure(
