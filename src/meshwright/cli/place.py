@@ -9,7 +9,7 @@ import msgspec
 
 from meshwright.cli import options
 from meshwright.cli.needs import lacking
-from meshwright.cli.output import console, print_json
+from meshwright.cli.output import console, note, print_json
 from meshwright.cli.question import asked, read_parts
 from meshwright.errors import Diagnostic, MeshwrightError
 
@@ -125,7 +125,7 @@ def _joins(given: PlaceOptions, wrong: list[Diagnostic]) -> int:
             wrong += error.diagnostics
     if wrong:
         raise MeshwrightError(wrong)
-    from meshwright.answer.joined import placed_joins
+    from meshwright.answer.joined import LIMIT_S, placed_joins
     from meshwright.cost import standard
     from meshwright.report import joined_text
 
@@ -135,6 +135,8 @@ def _joins(given: PlaceOptions, wrong: list[Diagnostic]) -> int:
         message = f"{computation.name} has {numbers:,} numbers, and every process makes all of them in float64"
         help = f"give dims smaller lengths, {MOST:,} numbers at most, or drop --run"
         raise MeshwrightError.one("A003", message, place=given.model, help=help)
+    if len(computation.mesh) > 1:
+        note(f"solving all joins on {len(computation.mesh)} axes at once: {LIMIT_S:g} s at most")
     # each other way of a join is a program of its own, which takes seconds where there are two axes
     placed = placed_joins(computation, cluster, standard(), ways=len(computation.mesh) < 2)
     trained = None
