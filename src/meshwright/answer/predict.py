@@ -166,7 +166,7 @@ def predict(
             *(_one_image(model, cluster, train, plan, costs, own) if detail else ()),
             *doubts,
             *(one.text for one in (lowering, choice, allotment) if one is not None),
-            *approximate(plan, train, rounds),
+            *approximate(plan, model, train, rounds),
             *otherwise(plan),
             *fed_otherwise(plan),
             *swarm_cautions(plan),

@@ -8,11 +8,12 @@ from math import isqrt
 from meshwright.errors import Diagnostic
 from meshwright.plan.facets.feedback import CHAIN
 from meshwright.plan.record import Plan
-from meshwright.spec.diffusion import Denoised, Latents
+from meshwright.spec.diffusion import Denoised, Latents, NoisyClasses
 from meshwright.spec.layers import Dense
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 from meshwright.sync.policy import read
+from meshwright.sync.record import SyncPolicy
 
 
 def _bad(code: str, message: str, place: str, help: str) -> Diagnostic:
@@ -21,12 +22,12 @@ def _bad(code: str, message: str, place: str, help: str) -> Diagnostic:
 
 def unbuilt_denoiser(model: Model, activations: tuple[str, ...]) -> Iterator[str]:
     """Yield each part of a diffusion transformer that has no module."""
-    if not isinstance(model.embedding, Latents) or not isinstance(model.head, Denoised):
-        yield "it does not read latents and find their noise"
+    if not isinstance(model.embedding, Latents) or not isinstance(model.head, Denoised | NoisyClasses):
+        yield "it does not read latents and find their noise, or their class"
         return
     if model.hidden % 4:
         yield f"its width {model.hidden} is no multiple of 4, and places are written in sines and cosines of two"
-    if model.head.channels < model.embedding.channels:
+    if isinstance(model.head, Denoised) and model.head.channels < model.embedding.channels:
         yield f"it writes {model.head.channels} channels, and the noise has {model.embedding.channels}"
     for block in model.blocks:
         if block.attention is None or not isinstance(block.mlp, Dense):
@@ -53,14 +54,28 @@ def unexecutable_denoiser(plan: Plan, model: Model, train: Train) -> Iterator[Di
     if plan.feedback.way != CHAIN:
         found.append((f"feedback.way = {plan.feedback.way}", "errors enter blocks of text", "drop feedback="))
     policy = read(plan.sync.policy)
-    if policy.merged is not None or policy.taught is not None or policy.paths is not None:
+    modules = policy.paths is not None and not policy.paths.mixed
+    if policy.merged is not None or policy.taught is not None or modules:
         found.append((f"sync.policy = {plan.sync.policy}", "its heads or paths are of text", "take another sync"))
+    if isinstance(model.head, NoisyClasses):
+        found += _of_classes(plan, policy)
     if policy.helpers or policy.rule.decider is not None:
         why = "peers that only sum, and clients of a server, are not tried with samples that are noised"
         found.append((f"sync.policy = {plan.sync.policy}", why, "take another sync"))
     for place, why, help in found:
         yield _bad("P033", f"{place.partition(' = ')[2]} of {name} is priced and not run: {why}", f"plan.{place}", help)
     yield from _workload(model, train)
+
+
+def _of_classes(plan: Plan, policy: SyncPolicy) -> Iterator[tuple[str, str, str]]:
+    """Yield what a classifier of noisy samples, which is small, does not share out: place, reason and help."""
+    why = "a sample's class is told by the mean of its tokens, which one rank has"
+    for axis in ("tp", "cp"):
+        if (size := getattr(plan.layout, axis)) > 1:
+            yield f"layout.{axis} = {size}", why, f"take {axis}1: ranks of dp share out the samples"
+    if policy.paths is not None:
+        why = "its classes are the clusters that experts are trained on, and it is one model"
+        yield f"sync.policy = {plan.sync.policy}", why, "drop sync"
 
 
 def _workload(model: Model, train: Train) -> Iterator[Diagnostic]:
