@@ -17,9 +17,10 @@ from meshwright.errors import MeshwrightError
 from meshwright.plan import parse
 from meshwright.plan.executable import unexecutable
 from meshwright.run import noise, routes
-from meshwright.run.data import clustered
+from meshwright.run.data import build, clustered, load
 from meshwright.run.data.corpus import sequences
 from meshwright.run.data.samples import LabelledSamples, SampleLayout
+from meshwright.run.data.tokenizer import Bytes
 from meshwright.run.judge import Judge, RoutedJudge
 from meshwright.run.record import Off, Recorder, install
 from tests.run.denoisers import IMAGES, TRAIN, begun, by_hand, model, samples, state
@@ -289,12 +290,24 @@ def test_the_command_trains_experts_and_their_router_and_makes_images_of_them(tm
 def test_a_file_of_clusters_that_is_none_is_refused(tmp_path):
     np.savez(tmp_path / "none.npz", other=np.zeros(3))
     np.savez(tmp_path / "bent.npz", clusters=np.zeros((3, 2), int))
-    np.savez(tmp_path / "lost.npz", clusters=np.array([0, -1]))
     for name, said in (("none", "neither clusters nor features"), ("bent", "of the shape [3, 2]")):
         with pytest.raises(MeshwrightError, match="D012") as error:
             clustered.read(str(tmp_path / f"{name}.npz"))
         assert said in str(error.value)
     with pytest.raises(MeshwrightError, match="D001"):
         clustered.read(str(tmp_path / "nowhere.npz"))
-    with pytest.raises(MeshwrightError, match="1 of 2 samples are of no cluster"):
-        clustered.labels_for(model(ROUTER), str(tmp_path / "lost.npz"))
+
+
+def test_a_router_leaves_out_samples_of_no_cluster(tmp_path):
+    data = write(tmp_path)
+    built = build(data, Bytes(), tmp_path / "cache")
+    clusters = np.arange(64) % 3 - 1
+    found = load(built, TRAIN, vocab=0, model=model(ROUTER), labels=clusters)
+    assert found.chosen.tolist() == np.flatnonzero(clusters >= 0).tolist() and set(found.batch(0).targets.tolist()) <= {
+        0,
+        1,
+    }
+    with pytest.raises(MeshwrightError, match="and --clusters has 9"):
+        load(built, TRAIN, vocab=0, model=model(ROUTER), labels=clusters[:9])
+    with pytest.raises(MeshwrightError, match="there is a label 2, and small tells 2 classes"):
+        load(built, TRAIN, vocab=0, model=model(ROUTER), labels=clusters + 1)

@@ -182,7 +182,7 @@ def _assumptions(denoise: Denoise, model: Model, stale: str) -> tuple[Assumption
 
 
 def _of_experts(denoise: Denoise) -> Iterator[Assumption]:
-    """What is taken of an ensemble."""
+    """Yield the assumptions of an ensemble."""
     if denoise.experts == 1:
         return
     if not denoise.router:

@@ -47,7 +47,7 @@ def mixed(
     return total
 
 
-class Experts:
+class RankExperts:
     """The experts that a rank holds, of a job's ensemble, and its router."""
 
     def __init__(self, rank: ImageRank, folders: tuple[str, ...]):
@@ -75,7 +75,7 @@ class Experts:
         return stage
 
     def weights(self, x: torch.Tensor, step: int) -> torch.Tensor:
-        """What each expert counts for the patches of images [b, s, channels, side, side], [b, experts]."""
+        """The weight of each expert for the patches of images [b, s, channels, side, side], [b, experts]."""
         rank, router = self.rank, self.router
         spec, frames = rank.job.model.embedding, rank.train.frames
         cut = noise.patches(noise.whole(x, spec.patch, frames), router.embedding.patch)

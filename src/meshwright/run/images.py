@@ -25,7 +25,7 @@ from meshwright.run import mesh, noise
 from meshwright.run.attention import local_positions
 from meshwright.run.collect import all_gather
 from meshwright.run.dims import switched
-from meshwright.run.ensemble import Experts
+from meshwright.run.ensemble import RankExperts
 from meshwright.run.model import Stage
 from meshwright.run.parameters import Maker
 from meshwright.run.parts import Pass, Shared
@@ -127,7 +127,7 @@ class ImageRank:
         #: Whether what is made is compared step by step.
         self.compares = not plan.denoising.exact or not job.denoise.whole
         #: Those of an ensemble that are here, in place of a stage.
-        self.experts = Experts(self, tuple(job.weights.split(","))) if job.denoise.experts > 1 else None
+        self.experts = RankExperts(self, tuple(job.weights.split(","))) if job.denoise.experts > 1 else None
         self._rows()
 
     def _rows(self) -> None:

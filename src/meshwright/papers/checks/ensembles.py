@@ -1,31 +1,27 @@
-"""Decentralised diffusion models: experts, their router and one model of all the data learn to draw digits with as much
-compute, and are judged by the noise that they find in digits that none of them has seen."""
+"""Decentralised diffusion models between real processes: what experts send each other, and images that an ensemble of
+them makes on ranks of their own beside those that one rank makes."""
 
 from __future__ import annotations
 
-from math import sqrt
 from pathlib import Path
-from statistics import fmean, stdev
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from meshwright.papers.learnt import by_seed, missing
-from meshwright.papers.outcome import AT_LEAST, SHOWN, Check, Figure, Outcome, at_most, by_processes
+from meshwright.papers.learnt import missing
+from meshwright.papers.outcome import AT_MOST, Check, Figure, Outcome, at_most, by_processes
+from meshwright.papers.trained import TOLERANCE
 
 if TYPE_CHECKING:
     from meshwright.run.job import Job
 
-EXPERTS, BATCH, STEPS, SEEDS = 4, 64, 300, 3
-#: The share of the digits that none trains on, and steps of the noise that errors are the mean of.
-HELD_OUT, NOISE = 0.2, 10
-#: Learning rates, each the best among powers of two on seed 10.
-RATES = {"one": 2**-8, "experts": 2**-7, "router": 2**-8}
-#: Experts and the one model that they are against; the router, whose step computes a twentieth of theirs.
+#: Experts, samples of a step of all of them, and steps: enough that no two of them are alike.
+EXPERTS, BATCH, STEPS = 4, 16, 4
+#: Images that are made, and in how many steps.
+IMAGES, DENOISING = 4, 10
+#: An expert of digits; the router is one with classes.
 MODEL = {
     "architectures": ["DiTTransformer2DModel"],
-    "num_layers": 3,
+    "num_layers": 2,
     "num_attention_heads": 4,
     "attention_head_dim": 8,
     "in_channels": 1,
@@ -34,133 +30,95 @@ MODEL = {
     "sample_size": 8,
     "num_embeds_ada_norm": 0,
 }
-ROUTER = MODEL | {"num_layers": 1, "num_attention_heads": 2, "attention_head_dim": 4, "num_labels": EXPERTS}
-BASELINE = "one diffusion transformer of the same size, trained on all the data with as many samples in all"
-ASSUMPTIONS = (
-    "1,437 digits of 8 x 8 pixels, four experts on clusters of their pixels and diffusion transformers of three layers "
-    "of width 32, where the paper has ImageNet, eight experts, features of DINOv2 and DiT-XL",
-    "the error of the noise that is found, where the paper has FID",
-)
+ROUTER = MODEL | {"num_layers": 1, "num_labels": EXPERTS}
 
 
-class _Learnt:
-    """The runs of one seed, and the weights that they leave in a folder."""
+def _job(folder: Path, name: str, config: dict[str, Any], plan: str, **more: Any) -> Job:
+    """A run on digits, called `name`, whose checkpoint goes into a folder of that name."""
+    from meshwright.plan import parse
+    from meshwright.run import data
+    from meshwright.run.data import tokenizer
+    from meshwright.run.job import Job
+    from meshwright.run.settings import Settings
+    from meshwright.spec.model import from_config
+    from meshwright.spec.workload import parse as parse_train
 
-    def __init__(self, folder: Path, seed: int, rates: dict[str, float]):
-        self.folder, self.seed, self.rates = folder, seed, rates
+    placed = parse(plan)
+    return Job(
+        model=from_config(config, name=name),
+        plan=placed.on(placed.layout.num_ranks),
+        train=parse_train(f"batch={BATCH},seq=16,dtype=fp32"),
+        settings=Settings(lr=0.01, precision="float64"),
+        text="digits",
+        corpus=str(data.build("digits", tokenizer.Bytes(), data.cache_folder())),
+        steps=STEPS,
+        quiet=True,
+        out=str(folder / name),
+        **more,
+    )
 
-    def job(self, name: str, config: dict[str, Any], plan: str, **more: Any) -> Job:
-        """The run called `name`, of a model under a plan."""
-        from meshwright.plan import parse
-        from meshwright.run import data
-        from meshwright.run.data import tokenizer
-        from meshwright.run.job import Job
-        from meshwright.run.settings import Settings
-        from meshwright.spec.model import from_config
-        from meshwright.spec.workload import parse as parse_train
 
-        placed = parse(plan)
-        return Job(
-            model=from_config(config, name=name),
-            plan=placed.on(placed.layout.num_ranks),
-            train=parse_train(f"batch={BATCH},seq=16,dtype=fp32"),
-            settings=Settings(
-                seed=self.seed, lr=self.rates[name], weight_decay=0.0, warmup=STEPS // 20, precision="float64"
-            ),
-            text="digits",
-            corpus=str(data.build("digits", tokenizer.Bytes(), data.cache_folder())),
-            steps=STEPS,
-            quiet=True,
-            judged_every=STEPS,
-            held_out=HELD_OUT,
-            out=str(self.folder / name),
-            **more,
+def _made(folder: Path, plan: str) -> list[Any]:
+    """Images of the ensemble whose weights are in a folder, under a plan, as nested lists."""
+    from meshwright.plan import parse
+    from meshwright.run import launch
+    from meshwright.run.images import ImagesJob, make
+    from meshwright.spec.denoise import Denoise
+    from meshwright.spec.model import from_config
+
+    placed = parse(plan)
+    router = str(folder / "router-0")
+    said = {"images": IMAGES, "size": 64, "steps": DENOISING, "guidance": False, "dtype": "fp32"}
+    job = ImagesJob(
+        model=from_config(MODEL, name="experts"),
+        plan=placed.on(placed.layout.num_ranks),
+        denoise=Denoise(experts=EXPERTS, router=router, **said),
+        weights=",".join(str(folder / f"experts-{number}") for number in range(EXPERTS)),
+        dtype="float64",
+    )
+    return launch.start(make, job, num_ranks=placed.layout.num_ranks, device="cpu")["images"]
+
+
+def _between_processes() -> Outcome:
+    import numpy as np
+
+    from meshwright.run import launch, loop
+    from meshwright.run.checkpoint.format import find
+    from meshwright.run.companions import Companions
+    from meshwright.run.weights import export_weights
+
+    with TemporaryDirectory(prefix="meshwright-") as name:
+        folder = Path(name)
+        plan = f"dp{EXPERTS} mb{BATCH // EXPERTS} sync=ddm:features=pixels"
+        experts = _job(folder, "experts", MODEL, plan)
+        said = launch.start(loop.train, experts, num_ranks=EXPERTS, device="cpu")
+        told = {"clusters": str(folder / "experts" / "clusters.npz")}
+        router = _job(folder, "router", ROUTER, f"dp1 mb{BATCH}", **told)
+        launch.start(loop.train, router, num_ranks=1, device="cpu")
+        for job, config, count in ((experts, MODEL, EXPERTS), (router, ROUTER, 1)):
+            for number in range(count):
+                where = folder / f"{job.model.name}-{number}"
+                export_weights(find(job.out), where, companions=Companions(config), replica=number)
+        alone, apart = (np.array(_made(folder, plan)) for plan in ("dp1", f"dp{EXPERTS}"))
+    sent = sum(size for *_, size in said["exchanged"])
+    furthest = float(np.abs(apart - alone).max() / np.abs(alone).max())
+    what = f"images of {EXPERTS} experts on {EXPERTS} processes, furthest from those of one"
+    return Outcome(
+        figures=(
+            at_most(f"bytes that {EXPERTS} experts on {EXPERTS} processes send each other in training", sent, 0.0),
+            Figure(what, None, furthest, "", AT_MOST, TOLERANCE),
         )
-
-    def train(self, name: str, config: dict[str, Any], plan: str, **more: Any) -> dict[str, Any]:
-        """Train it between real processes, and write the weights of each replica's model; what came of it."""
-        from meshwright.run import launch, loop
-        from meshwright.run.checkpoint.format import find
-        from meshwright.run.companions import Companions
-        from meshwright.run.weights import export_weights
-
-        job = self.job(name, config, plan, **more)
-        said = launch.start(loop.train, job, num_ranks=job.plan.num_ranks, device="cpu")
-        for replica in range(EXPERTS if name == "experts" else 1):
-            where = self.folder / f"{name}-{replica}"
-            export_weights(find(job.out), where, companions=Companions(config), replica=replica)
-        return said
-
-    def errors(self, actives: tuple[int, ...]) -> list[float]:
-        """The errors of the one model, and of the ensemble with so many experts a sample, of its weights."""
-        from meshwright.plan import parse
-        from meshwright.run import data, launch
-        from meshwright.run.ensemble_error import errors
-        from meshwright.run.images import ImagesJob
-        from meshwright.spec.denoise import Denoise
-
-        job = self.job("one", MODEL, "dp1 mb64")
-        corpus = data.load(Path(job.corpus), job.train, vocab=0, model=job.model)
-        held = corpus.held_out(HELD_OUT)[1]
-        said = Denoise(images=held.num_sequences - held.padding, size=64, guidance=False, dtype="fp32")
-        told = {"experts": EXPERTS, "router": str(self.folder / "router-0")}
-        plain = {"model": job.model, "plan": parse("dp1").on(1), "dtype": "float64"}
-        folders = ",".join(str(self.folder / f"experts-{number}") for number in range(EXPERTS))
-        one = ImagesJob(denoise=said, weights=str(self.folder / "one-0"), **plain)
-        every = ImagesJob(denoise=msgspec.structs.replace(said, **told), weights=folders, **plain)
-        jobs = [one, *(every for _ in actives)]
-        return launch.start(errors, jobs, [0, *actives], held, NOISE, num_ranks=1, device="cpu")
-
-
-def learnt(seed: int, rates: dict[str, float] = RATES) -> dict[str, float]:
-    """What a seed came to: errors of one model, of all experts weighed by the router and of the one that weighs most,
-    how often the router is right, and the bytes that experts sent each other."""
-    with TemporaryDirectory(prefix="meshwright-") as folder:
-        runs = _Learnt(Path(folder), seed, rates)
-        runs.train("one", MODEL, f"dp1 mb{BATCH}")
-        experts = runs.train("experts", MODEL, f"dp{EXPERTS} mb{BATCH // EXPERTS} sync=ddm:features=pixels")
-        router = runs.train("router", ROUTER, f"dp1 mb{BATCH}", clusters=str(Path(folder) / "experts" / "clusters.npz"))
-        one, every, top = runs.errors((EXPERTS, 1))
-        sent = float(sum(size for *_, size in experts["exchanged"]))
-        (right,) = router["accuracy"].values()
-        return {"one": one, "every": every, "top": top, "right": right, "sent": sent}
+    )
 
 
 def ddm() -> Outcome:
-    """Four experts that never meet, against one model."""
-
-    def carry_out() -> Outcome:
-        found = [learnt(seed) for seed in range(SEEDS)]
-        gains = {name: [one["one"] / one[name] for one in found] for name in ("top", "every")}
-        what = {"top": "the expert that the router weighs most", "every": "all experts, weighed by the router"}
-        return Outcome(
-            figures=(
-                at_most("bytes that experts send each other in training", max(one["sent"] for one in found), 0.0),
-                *(
-                    Figure(
-                        f"error of one model over that of {what[name]}, with as many samples trained",
-                        None,
-                        fmean(some),
-                        "x",
-                        AT_LEAST,
-                        1 + 2 * stdev(some) / sqrt(SEEDS),
-                        by_seed(some, "x"),
-                        headline=name == "top",
-                    )
-                    for name, some in gains.items()
-                ),
-                Figure(
-                    "clusters that the router tells rightly from noisy digits",
-                    None,
-                    fmean(100 * one["right"] for one in found),
-                    "%",
-                    SHOWN,
-                ),
-            )
-        )
-
-    found = Outcome(baseline=BASELINE, missing=missing("ddm"), assumptions=ASSUMPTIONS)
-    return by_processes(found, "training on digits", carry_out)
+    """Experts that never meet, and the images that they make together."""
+    found = Outcome(
+        baseline="one process that has all experts",
+        missing=missing("ddm"),
+        assumptions=(f"{STEPS} steps on digits of 8 x 8 pixels, in float64",),
+    )
+    return by_processes(found, "training on digits", _between_processes)
 
 
 CHECKS = {"ddm": Check(ddm)}

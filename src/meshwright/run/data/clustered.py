@@ -29,7 +29,7 @@ ARRAYS = {"clusters": ("ui", 1, "[N]"), "features": ("uif", 2, "[N, width]")}
 
 
 class ClusterFile(NamedTuple):
-    """What a file says: the ``clusters`` int64 [N], or None and the ``features`` float64 [N, width]."""
+    """The contents of a file: the ``clusters`` int64 [N], or None and the ``features`` float64 [N, width]."""
 
     clusters: NDArray[np.int64] | None
     features: NDArray[np.float64] | None
@@ -95,18 +95,15 @@ def write(folder: str, clusters: NDArray[np.int64]) -> Path:
 
 
 def labels_for(model: Model, path: str) -> NDArray[np.int64] | None:
-    """Return the clusters [N] in a file as what a router learns to tell; None for another model, and without a file.
+    """Return the clusters [N] in a file as what a router learns to tell, -1 of samples that it does not see; None for
+    another model, and without a file.
 
     Raises:
-        MeshwrightError: as :func:`read`; D012 besides where samples are of none, or features alone are there.
+        MeshwrightError: as :func:`read`; D012 besides where features alone are there.
     """
     if not path or not isinstance(model.head, NoisyClasses):
         return None
     found = read(path)
     if found.clusters is None:
         raise _bad(path, "a router learns clusters, and it has features: experts of sync=ddm write them into --out")
-    if lost := int((found.clusters < 0).sum()):
-        help = "train the experts with --eval-every where the data say what is held out, so that it has clusters too"
-        message = f"{lost:,} of {found.count:,} samples are of no cluster (-1)"
-        raise MeshwrightError.one("D012", message, place=_place(path), help=help)
     return found.clusters

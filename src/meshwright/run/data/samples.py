@@ -214,7 +214,7 @@ def load(
     place: str,
 ) -> LabelledSamples:
     """The labelled samples in a folder, for a model that classifies them or finds the noise in them; `labels` [N] stand
-    in for theirs.
+    in for theirs, and those of -1 are left out.
 
     Raises:
         MeshwrightError: D005 for fewer samples than a step's batch; D013 with all in which they do not fit the model.
@@ -223,13 +223,16 @@ def load(
     layout, wrong = _fitting(meta, train, model, place)
     wrong += _normalised(meta, model, place)
     held = np.fromfile(folder / HELD, np.uint8).astype(bool) if meta.held else np.zeros(meta.shape[0], bool)
-    count = int((~held).sum())
+    known = np.ones(meta.shape[0], bool)
     if labels is None:
         labels = np.fromfile(folder / LABELS, meta.label_kind).reshape(meta.label_shape)
     elif len(labels) != meta.shape[0]:
         message = f"there are {meta.shape[0]:,} samples, and --clusters has {len(labels):,}"
         wrong.append(Diagnostic(code="D013", message=message, place=place, help="name the file of these samples"))
         raise MeshwrightError(wrong)
+    else:
+        known, labels = labels >= 0, np.maximum(labels, 0)
+    count = int((known & ~held).sum())
     if count < train.global_batch:
         message = f"there are {count:,} samples, and a step trains {train.global_batch:,}"
         wrong.append(Diagnostic(code="D005", message=message, place=place, help="more samples, or a smaller batch"))
@@ -240,8 +243,8 @@ def load(
     return LabelledSamples(
         inputs=np.memmap(folder / INPUTS, meta.kind, "r", shape=meta.shape),
         labels=labels,
-        chosen=np.flatnonzero(~held),
-        held=np.flatnonzero(held) if meta.held else None,
+        chosen=np.flatnonzero(known & ~held),
+        held=np.flatnonzero(known & held) if (known & held).any() else None,
         layout=layout,
         mean=meta.mean or (USUAL,),
         std=meta.std or (USUAL,),
