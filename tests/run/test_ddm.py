@@ -138,6 +138,20 @@ def test_experts_are_trained_apart_on_clusters_as_one_process_trains_each(text, 
         assert ranks > 2 or not sent  # not a byte leaves an expert; its own ranks share its state
 
 
+def test_one_model_is_judged_by_every_sample_that_is_held_out_once():
+    """Seven samples in batches of four, the last of which is filled up; in float64 as by hand."""
+    trainer, lost = begun(model(), "dp1 mb4"), []
+    weights = assemble([(state(trainer),)], 0)
+    for place, number in enumerate(sequences(np.arange(8), 8, 0)):  # in the order of an epoch, the filling among them
+        if number == 7:
+            continue
+        said = noise.drawn((1, 3, 8, 8), torch.tensor([place % 4]), 0, -1, 4)
+        x, told = (torch.from_numpy(some[[32 + number]]) for some in (corpus().inputs, corpus().labels))
+        found = by_hand(weights, IMAGES, noise.noisy(x, said), said.steps, told)[:, :3]
+        lost.append(float((found - said.noise.double()).square().mean()))
+    assert Judge(trainer, held_out()).loss() == pytest.approx(np.mean(lost), rel=TOLERANCE)
+
+
 def by_features(rank, text):
     """The clusters that are found by hidden states, by a user's features, and as a user says them."""
     far = np.where(np.arange(40) % 3 == 0, 1.0, 0.0)

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from meshwright.run import noise
 from meshwright.run.collect import sum_over
+from meshwright.run.data.samples import PADDING
 from meshwright.run.dims import DimCore, own_tokens, per_frame, switched
 from meshwright.run.linear import matmul
 from meshwright.run.parameters import INIT_STD
@@ -78,7 +79,8 @@ class DenoiserEmbedding(nn.Module):
     def forward(self, p: Pass) -> torch.Tensor:
         shared, spec = self.shared, self.spec
         found = noise.drawn(tuple(p.tokens.shape), p.rows, shared.seed, p.step, shared.train.global_batch)
-        told = torch.where(found.untold, max(0, spec.classes - 1), p.targets)
+        # rows that fill up a batch to judge by are of no class, and nothing is made of what is found in them
+        told = torch.where(found.untold | padded(p.targets), max(0, spec.classes - 1), p.targets)
         cut = noise.patches(noise.noisy(p.tokens, found), spec.patch)
         return self.entered(cut[:, p.positions], found.steps, told, p.positions)
 
@@ -97,6 +99,11 @@ class DenoiserEmbedding(nn.Module):
         if self.classes is not None:
             told = told + F.embedding(classes, self.classes)
         return torch.cat((told.unsqueeze(0), x))
+
+
+def padded(targets: torch.Tensor) -> torch.Tensor:
+    """Which of some samples fill up a batch to judge by, bool [b]; values, unlike classes, have none."""
+    return torch.zeros_like(targets, dtype=torch.bool) if targets.is_floating_point() else targets == PADDING
 
 
 class DenoiserLayer(nn.Module):
@@ -176,7 +183,7 @@ class DenoiserHead(nn.Module):
         wanted = wanted[:, shared.my_shard(tokens)].transpose(0, 1)
         found = noise.from_found(self.found(x), self.spec, channels)
         found = found.to(torch.promote_types(found.dtype, torch.float32))
-        each = (found - wanted.to(found.dtype)).square().mean((-3, -2, -1))
+        each = (found - wanted.to(found.dtype)).square().mean((-3, -2, -1)).masked_fill(padded(p.targets), 0.0)
         if self.told is not None:
             of = each.sum(0, keepdim=True) / shared.train.seq_len
             self.told(sum_over(of, shared.tp) if shared.sp else of)
