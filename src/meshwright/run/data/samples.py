@@ -311,4 +311,6 @@ def _labels(labels: NDArray[Any], model: Model, place: str) -> list[Diagnostic]:
         why = f"there is a label {worst}, and {model.name} {tells} {rows:,} classes, 0 to {rows - 1}"
     help = "number classes from 0, say num_labels in the model, or loss square of values"
     help = "number classes from 0, or say num_embeds_ada_norm in the model" if latents else help
+    if isinstance(model.head, NoisyClasses):
+        help = "name the clusters.npz that experts left (--clusters), or say num_labels as the data have classes"
     return [Diagnostic(code="D013", message=why, place=place, help=help)] if why else []
