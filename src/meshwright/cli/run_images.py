@@ -76,7 +76,7 @@ def _unread(given: RunOptions) -> list[Diagnostic]:
 
 def _weights(text: str, denoise: Any) -> list[Diagnostic]:
     """X003 for other weights than those of each expert, and of the router."""
-    found, count = [], len(text.split(","))
+    found, count = [], len(text.split(",")) if denoise.experts > 1 or not Path(text).exists() else 1
     if count != denoise.experts:
         message = f"there are weights of {count} model{'s' * (count > 1)}, and experts={denoise.experts}"
         help = "name a folder for each expert: --weights expert-0,expert-1 (meshwright weights --replica 1 writes one)"
