@@ -95,6 +95,22 @@ def test_sarathi_admits_a_prompt_only_where_all_of_it_has_blocks():
     assert chunked == [[(0, 10), (1, 6)]]
 
 
+def test_tensorrt_llm_computes_prompts_whole_beside_decoding():
+    # 16 tokens an iteration: the first prompt of 10 leaves 6, too few for the second's 12; then 1 + 12
+    found = plans("trtllm", ((0, 10, 9), (1, 12, 9)), iterations=3, max_batch=8, budget=16, block=4, blocks=100)
+    assert found == [[(0, 10)], [(0, 1), (1, 12)], [(0, 1), (1, 1)]]
+    # a prompt that no iteration has tokens for is computed alone, and those behind it wait for it
+    asked = ((0, 4, 2), (1, 20, 9), (2, 4, 9))
+    long = plans("trtllm", asked, iterations=4, max_batch=8, budget=16, block=4, blocks=100)
+    assert long == [[(0, 4)], [(0, 1)], [(1, 20)], [(1, 1), (2, 4)]]
+
+
+def test_tensorrt_llm_reserves_the_longest_answer():
+    # 5 + 11 tokens are 4 blocks of 4: of 7 blocks one request takes 4, and the second waits although its prompt fits
+    found = plans("trtllm", ((0, 5, 11), (1, 5, 11)), iterations=2, max_batch=8, budget=16, block=4, blocks=7)
+    assert found == [[(0, 5)], [(0, 1)]]
+
+
 @pytest.mark.parametrize("policy", ["vllm-v0", "vllm-v1", "sarathi"])
 def test_the_request_admitted_last_is_evicted_where_blocks_run_out_and_computed_again(policy):
     # two prompts of 8 hold 2 blocks of 4 each; of 4 blocks (no whole percent of which is a watermark) none is left for

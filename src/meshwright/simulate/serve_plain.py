@@ -80,9 +80,12 @@ def iteration_seconds(replica: Replica, run: Iterate) -> Took:
             prompts += 1
             queries += s.new
             past += s.past
+    computed, rows, fullest, longer = tokens, decoding, prompts, 0.0
+    if run.busiest is not None:
+        computed, rows, fullest, longer = costs.evened(run.busiest, replica.limits.groups, tokens, prompts)
     parts = min(replica.stages, sequences)
-    at = min(-(-tokens // parts), costs.most_tokens)
-    linear = costs.linear_s.item(at)
+    at = min(-(-computed // parts), costs.most_tokens)
+    linear = costs.linear_s.item(at) + longer
     head, most = -(-sampled // parts), len(costs.sampled_s) - 1
     head = costs.sampled_s.item(head) if head <= most else costs.sampled_s.item(most) * head / most
     decode = prefill = slope = 0.0
@@ -93,7 +96,7 @@ def iteration_seconds(replica: Replica, run: Iterate) -> Took:
         most = inf if share <= 1.0 else share - mean  # tokens of a context that are read yet, where they are counted
         share, mean = (0.0, share) if most <= 0.0 else (min(share, 1.0), mean)
         low = min(max(bisect_right(node, mean) - 1, 0), len(node) - 2)
-        row = -(-decoding // parts)
+        row = -(-rows // parts)
         decode = costs.decode_s.item(row, low)
         slope = (costs.decode_s.item(row, low + 1) - decode) / (node[low + 1] - node[low])
         decode += (mean - node[low]) * slope
@@ -104,7 +107,7 @@ def iteration_seconds(replica: Replica, run: Iterate) -> Took:
         if replica.fetch_s:
             decode, slope, room = _fetched(replica, decode, slope, room, context, decoding)
     if prompts:
-        prefill = costs.prefilling(-(-prompts // parts), queries / max(parts, prompts), past / prompts)
+        prefill = costs.prefilling(-(-fullest // parts), queries / max(parts, prompts), past / prompts)
     device = linear + head + decode + prefill
     eager = host.eager_s if prompts or tokens > host.graph_tokens else 0.0
     growth = slope

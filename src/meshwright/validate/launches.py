@@ -63,12 +63,13 @@ def _polled(server: LaunchedServer) -> LaunchedWords:
 
 
 def _delayed(server: LaunchedServer) -> LaunchedWords:
-    """max_num_tokens, attention_dp_config and batch_wait_* of DeepSeek-R1 in TensorRT-LLM; its schedulers are one for
-    each group."""
+    """max_num_tokens, free_gpu_memory_fraction, attention_dp_config and batch_wait_* of DeepSeek-R1 in TensorRT-LLM;
+    its schedulers are one for each group."""
     if server.image in AHEAD_IMAGES:
         return _ahead(server)
     tokens = max(8192, -(-(server.concurrency + server.prompt + 64) // 64) * 64)
-    found: LaunchedWords = {"budget": tokens * server.adp}
+    few = server.precision == "fp8" and server.tp * server.adp == 4 and (server.prompt, server.output) == (8192, 1024)
+    found: LaunchedWords = {"budget": tokens * server.adp, "memory": 0.75 if few else 0.8}
     if server.adp > 1:
         return found | {"batch_wait": 60}
     delays = server.precision == "fp8" and server.even and server.concurrency >= 64
@@ -80,16 +81,17 @@ def _ahead(server: LaunchedServer) -> LaunchedWords:
     several tokens (benchmarks/single_node/dsr1_fp4_b200_trt_mtp.sh, dsr1_fp8_b200_trt_mtp.sh)."""
     guesses, batch = (1, -(-server.concurrency // server.adp)) if server.adp > 1 else (3, server.concurrency)
     tokens = ((guesses + 1) * batch + server.prompt + 64 + 63) // 64 * 64
-    found: LaunchedWords = {"draft": "mtp", "guesses": guesses, "accept": AHEAD_ACCEPT[guesses]}
+    memory = 0.7 if server.precision == "fp8" and server.adp > 1 else 0.8
+    found: LaunchedWords = {"draft": "mtp", "guesses": guesses, "accept": AHEAD_ACCEPT[guesses], "memory": memory}
     return found | {"budget": tokens * server.adp} | ({"batch_wait": 60} if server.adp > 1 else {})
 
 
 def _balanced(server: LaunchedServer) -> LaunchedWords:
     """max_num_tokens and attention_dp_config of gpt-oss in TensorRT-LLM (gptoss_fp4_b200_trt.sh at 1825e7f0), which
     asks for balance and leaves the time open: the engine's own is 50 iterations (timeout_iters of AttentionDpConfig,
-    tensorrt_llm/llmapi/llm_args.py). The ten iterations more that it waits when all groups have a prompt
-    (batching_wait_iters) have no word here."""
-    return {"budget": 20000 * server.adp} | ({"batch_wait": 50} if server.adp > 1 else {})
+    tensorrt_llm/llmapi/llm_args.py), and ten more when all groups have a prompt (batching_wait_iters)."""
+    waits: LaunchedWords = {"batch_wait": 50, "settle": 10} if server.adp > 1 else {}
+    return {"budget": 20000 * server.adp, "memory": 0.85} | waits
 
 
 def _twice(server: LaunchedServer) -> LaunchedWords:
@@ -116,7 +118,7 @@ INFERENCEMAX: tuple[LaunchScript, ...] = (
     LaunchScript("sglang", "GLM-5", "b200", lambda server: {"budget": 32768}),
     LaunchScript("sglang", "Qwen3.5", "h200", lambda server: {"budget": 16384}),
     LaunchScript("trtllm", "DeepSeek-(R1|V3)", "b200", _delayed),
-    LaunchScript("trtllm", "DeepSeek-(R1|V3)", "h200", lambda s: _delayed(s._replace(precision=""))),
+    LaunchScript("trtllm", "DeepSeek-(R1|V3)", "h200", lambda s: _delayed(s._replace(precision="")) | {"memory": 0.75}),
     LaunchScript("trtllm", "gpt-oss", "", _balanced),
     LaunchScript(
         *("trtllm", "Llama-3.[13]-70B", ""),
