@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from meshwright import serving
+from meshwright.cost.engine import engines
 from meshwright.errors import MeshwrightError
 from meshwright.serving.batching import Arrived, Batching, Computed, Evict, Iterate, Withdrawn
 from meshwright.serving.cache import EngineLimits
@@ -11,6 +12,7 @@ from meshwright.serving.engine_request import EngineRequest, NewRequest
 from meshwright.serving.past_future import future_peak, left_to_generate
 from meshwright.simulate.serve_pool import served_alone as simulate
 from meshwright.simulate.serve_pool import served_logged as simulate_logged
+from meshwright.spec.serve import parse
 from meshwright.world.decider import replayed
 from tests.serving.costs import replica, requests
 
@@ -103,6 +105,13 @@ def test_tensorrt_llm_computes_prompts_whole_beside_decoding():
     asked = ((0, 4, 2), (1, 20, 9), (2, 4, 9))
     long = plans("trtllm", asked, iterations=4, max_batch=8, budget=16, block=4, blocks=100)
     assert long == [[(0, 4)], [(0, 1)], [(1, 20)], [(1, 1), (2, 4)]]
+
+
+def test_an_engine_has_its_own_policy_where_none_is_said():
+    load = "concurrency=4,requests=8,prompt=10,output=10,engine="
+    for name, profile in engines().items():
+        assert parse(load + name).engine.policy == profile.policy
+    assert parse(load + "trtllm,policy=sarathi").engine.policy == "sarathi"
 
 
 def test_tensorrt_llm_reserves_the_longest_answer():

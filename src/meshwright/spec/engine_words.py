@@ -27,6 +27,8 @@ from meshwright.spec.zoo import Zoo, zoo
 
 #: How those come back whose cache was taken.
 PREEMPTIONS = ("recompute", "swap")
+#: Batching policies of engines that do not batch as vLLM V1, by their profile: theirs where none is said.
+OWN_POLICIES = {"trtllm": "trtllm"}
 #: Bytes of a number in the cache of keys and values; of int8 with a scale in fp32 for a head of 128 (2407.00029).
 KV_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0 + 4 / 128}
 #: Ways to hold LoRA adapters.
