@@ -112,6 +112,10 @@ def test_what_a_benchmarks_scripts_say_of_the_engine_is_asked():
     # 8,192 + 64 + 64 tokens in full 64s of each of eight groups, which wait for one another
     groups = {"dp": "8", "tp": "01", "ep": "8", "isl": "8192", "concurrency": "64"}
     assert words(**r1 | groups, engine="trtllm") == (1, 60, 0.0, 8 * 8320)
+    # short prompts have 8,192 tokens an iteration, and wait; not under images of scripts that did neither
+    many = r1 | even | {"engine": "trtllm", "concurrency": "64"}
+    assert words(**many, engine_version="1.2.0rc6.post2") == (1, 40, 0.8, 8192)
+    assert words(**many, engine_version="1.1.0rc2.post2") == (1, 0, 0.0, 1152)
     # gpt-oss asks for balance alone, for which the engine waits 50 iterations by itself
     oss = {"model": "openai/gpt-oss-120b", "engine": "trtllm", "precision": "fp4", "concurrency": "64"}
     assert words(**oss, dp="2", tp="01") == (1, 50, 0.0, 2 * 20000) and words(**oss) == (1, 0, 0.0, 20000)

@@ -22,6 +22,11 @@ from typing import NamedTuple
 LaunchedWords = dict[str, int | float | str]
 #: Images of TensorRT-LLM whose servers on B200 predict several tokens: those of the ``-mtp`` configurations alone.
 AHEAD_IMAGES = ("1.2.0rc6.post3",)
+#: Images of TensorRT-LLM that ran before its servers of DeepSeek-R1 delayed prompts (perf-changelog.yaml of InferenceX,
+#: pull request 594: with 1.2.0rc6.post2), and took 8,192 tokens an iteration at least, as they do for evaluations of
+#: answers (benchmarks/dsr1_fp4_b200_trt_slurm.sh, dsr1_fp8_h200_trt_slurm.sh at b5ebafa3, and at 68c1a2db in a copy,
+#: beside benchmarks/dsr1_fp4_b200_trt.sh at 111f0312). They were looked for where first tokens of this image were off.
+EARLY_IMAGES = ("1.1.",)
 #: The chance that a predicted token comes true, by how many are predicted: that with which as many of them do as the
 #: engine's authors measured of DeepSeek-R1 on eight B200 (TensorRT-LLM, docs/source/blogs/tech_blog/blog1_Pushing_
 #: Latency_Boundaries_Optimizing_DeepSeek-R1_Performance_on_NVIDIA_B200_GPUs.md: 1.92 tokens an iteration where one is
@@ -69,12 +74,13 @@ def _delayed(server: LaunchedServer) -> LaunchedWords:
     its schedulers are one for each group."""
     if server.image in AHEAD_IMAGES:
         return _ahead(server)
-    tokens = max(8192, -(-(server.concurrency + server.prompt + 64) // 64) * 64)
+    early = server.image.startswith(EARLY_IMAGES)
+    tokens = max(0 if early else 8192, -(-(server.concurrency + server.prompt + 64) // 64) * 64)
     few = server.precision == "fp8" and server.tp * server.adp == 4 and (server.prompt, server.output) == (8192, 1024)
     found: LaunchedWords = {"budget": tokens * server.adp, "memory": 0.75 if few else 0.8}
     if server.adp > 1:
         return found | {"batch_wait": 60}
-    delays = server.precision == "fp8" and server.even and server.concurrency >= 64
+    delays = not early and server.precision == "fp8" and server.even and server.concurrency >= 64
     return found | ({"batch_wait": 40, "fill": 0.8} if delays else {})
 
 
