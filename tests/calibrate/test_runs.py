@@ -128,8 +128,8 @@ def test_runs_tell_which_words_a_stack_has_and_words_that_change_none_are_not_as
 
 
 def test_experts_exchange_inside_a_domain_is_told_by_a_word_of_its_own():
-    """All 16 ranks of experts lie in one scale-up domain: that the exchange runs beside compute where it leaves a domain
-    says nothing of them; that it does so everywhere saves a tenth and more. Runs of such a stack, three of a mixture and
+    """All 16 ranks of experts lie in one domain: that their exchange runs beside compute where it leaves a domain says
+    nothing of them; that it does so everywhere saves a tenth and more. Runs of such a stack, three of a mixture and
     two without experts, which hold the constants, are recognised by it."""
     base, cluster, train = load_framework("default"), load_cluster("16xgb200"), parse_train("batch=128,seq=4096")
     between, everywhere = (f"experts' exchange {where}beside compute" for where in ("between nodes ", ""))
@@ -140,7 +140,8 @@ def test_experts_exchange_inside_a_domain_is_told_by_a_word_of_its_own():
         for i, (name, words) in enumerate(asked)
     ]
     plain, near, hidden = (
-        runs.errors(bare, having(base, frozenset(words)), sharing(standard)) for words in ((), (between,), (everywhere,))
+        runs.errors(bare, having(base, frozenset(words)), sharing(standard))
+        for words in ((), (between,), (everywhere,))
     )
     assert near == pytest.approx(plain)
     assert (hidden < plain - 0.1).tolist() == [True, True, True, False, False]
