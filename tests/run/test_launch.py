@@ -24,15 +24,10 @@ from meshwright.run.launch import verdict
 from meshwright.run.world import RankDied, Report
 from tests.run import processes
 from tests.run.forked import Program
+from tests.run.spawned import summed
 
 HOST = socket.gethostname()
 HARD_S = 30.0
-
-
-def summed(world, start):
-    total = torch.tensor([start + world.rank])
-    dist.all_reduce(total)
-    return {"total": int(total), "threads": torch.get_num_threads(), "size": world.size, "device": world.device.type}
 
 
 def test_every_rank_runs_and_rank_0_answers():
