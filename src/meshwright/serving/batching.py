@@ -363,11 +363,10 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
 
     def _release(self, state: EngineState) -> None:
         """Let those leave that are answered, unless they keep their places until others are."""
-        rest = [one for one in state.running if not one.done]
-        if len(rest) == len(state.running) or self.policy.keeps(True, bool(rest)):
-            return
         done = [one for one in state.running if one.done]
-        state.running[:] = rest
+        if not done or self.policy.keeps(True, len(done) < len(state.running)):
+            return
+        state.running[:] = [one for one in state.running if not one.done]
         for one in done:
             if one in state.cohort:
                 state.cohort.leave(one)
