@@ -40,6 +40,8 @@ def pytest_collection() -> Iterator[object]:
     finally:
         gc.collect()
         gc.freeze()
+        # a twentieth of the processor's time of tests that search and simulate went into looking for cycles
+        gc.set_threshold(20_000, 10, 10)
         gc.enable()
 
 

@@ -102,8 +102,10 @@ def test_what_prompts_wait_for_is_said_in_the_words_of_engines_that_have_it():
     assert sglang["scheduler-recv-interval"] == 30
     filled = yaml.safe_load(ask("trtllm", "llama3-8b", "1xh100", "tp1", "batch_wait=20,fill=0.9").text)
     assert (filled["batch_wait_timeout_iters"], filled["batch_wait_max_tokens_ratio"]) == (20, 0.9)
-    groups = yaml.safe_load(ask("trtllm", "qwen3-30b-a3b", "8xh100", "tp8 adp8 ep8", "batch_wait=60").text)
-    assert groups["attention_dp_config"] == {"enable_balance": True, "timeout_iters": 60}
+    for words, settle in (("batch_wait=60", 0), ("batch_wait=60,settle=10", 10)):
+        groups = yaml.safe_load(ask("trtllm", "qwen3-30b-a3b", "8xh100", "tp8 adp8 ep8", words).text)
+        balance = {"enable_balance": True, "timeout_iters": 60, "batching_wait_iters": settle}
+        assert groups["attention_dp_config"] == balance
     for target, word in (("vllm", "poll=30"), ("sglang", "batch_wait=20"), ("trtllm", "poll=30")):
         with pytest.raises(Infeasible, match=f"cannot express {word}"):
             ask(target, "llama3-8b", "1xh100", "tp1", word)

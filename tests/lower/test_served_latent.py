@@ -11,8 +11,8 @@ from meshwright.work import AttentionCore, Elementwise, Gemm
 SPARSE, TP = "deepseek-v3.2", 8
 
 
-def forward(words="tp8 fp8", model=SPARSE):
-    cluster = mw.load_cluster("8xh200")
+def forward(words="tp8 fp8", model=SPARSE, device="h200"):
+    cluster = mw.load_cluster(f"8x{device}")
     plan = mw.parse_plan(words).on(cluster.num_devices)
     return Forward(mw.load_model(model), plan, Mesh(plan, cluster), kv="bf16")
 
@@ -99,3 +99,13 @@ def test_prompts_of_chosen_tokens_read_the_latent_and_others_expand_it():
         core = chosen(found, 1, new, past)["attention"]
         assert type(core) is AttentionCore
         assert (core.kv_heads, core.head_dim, core.v_head_dim) == (heads, width, v_width)
+
+
+def test_ranks_with_few_heads_fill_up_the_kernel_of_sparse_prompts_on_hopper():
+    # 128 / 8 = 16 heads a rank, and a kernel of 64; decoding has another kernel, as have prompts on other devices
+    def heads(words, device, new, past=0):
+        return chosen(forward(words, device=device), 1, new, past)["attention"].heads
+
+    assert [heads("tp8 fp8", device, 4096) for device in ("h200", "b200")] == [64, 16]
+    assert heads("tp1 fp8", "h200", 4096) == 128 and heads("tp8 fp8", "h200", 1, 4095) == 16
+    assert heads("tp8 fp8", "h200", 2048) == 16  # nothing to choose from

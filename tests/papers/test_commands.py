@@ -43,6 +43,17 @@ def test_papers_lists_what_is_usable_first_with_its_switch_and_counts_what_is_no
     assert all(f"  {name} " in whole for name in states)
 
 
+@pytest.mark.parametrize("name", ["zero-bubble", "2bp", "moetuner"])
+def test_one_paper_is_shown_with_its_figures_and_all_that_is_missing(name, no_check, capsys):
+    code, out, _ = run(capsys, "papers", name)
+    state, paper = shipped().states[name], papers()[name]
+    told = " ".join(out.split())
+    assert code == 0 and out.startswith(f"{name}: {state.state}\n") and " ".join(paper.mechanism.split()) in told
+    assert all(" ".join(part.split()) in told for part in state.why.split("; "))
+    assert out.count("\n  ok") + told.count(" ok ") >= bool(state.figures)
+    assert (f"meshwright reproduce {name}" in told) == bool(state.judged)
+
+
 def test_papers_says_what_its_states_were_computed_for(no_check, capsys):
     _, out, _ = run(capsys, "papers")
     said = " ".join(out.split())

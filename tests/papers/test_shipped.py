@@ -67,6 +67,19 @@ def test_rounding_and_what_cannot_be_checked_here_are_no_difference():
     assert differences({}, {"a": STATE}) == [("a", "not among the shipped")]
 
 
+def test_a_figure_that_equals_the_papers_still_does_when_it_is_read_back(tmp_path):
+    equal = Figure("bubble", 7 / 31, 7 / 31 * (1 + 1e-12), "", WITHIN, 1e-9)
+    off = msgspec.structs.replace(equal, ours=7 / 31 * (1 + 1e-8))
+    write({"a": replaced(figures=(equal, off))}, tmp_path / "s.json", version="1", torch="")
+    back = msgspec.json.decode((tmp_path / "s.json").read_bytes(), type=module.Shipped)
+    assert [figure.ok for figure in back.states["a"].figures] == [True, False]
+
+
+def test_no_shipped_figure_is_only_off_by_its_rounding():
+    close = [f for s in shipped().states.values() for f in s.figures if f.judge == WITHIN and f.error is not None]
+    assert not [f.what for f in close if not f.ok and abs(f.error) < 1e-5], REFRESH
+
+
 def test_a_file_of_states_is_read_back_and_says_what_it_is_of(tmp_path):
     write({"b": STATE, "a": replaced(figures=())}, tmp_path / "s.json", version="1.2", torch="torch 3")
     found = msgspec.json.decode((tmp_path / "s.json").read_bytes(), type=module.Shipped)

@@ -39,7 +39,7 @@ SMALL = {
 
 @pytest.fixture
 def own(tmp_path):
-    """The files that MODEL, FOLDER, TRACE, PLACEMENTS and RECIPE in a command stand for."""
+    """The files that MODEL, FOLDER, TRACE, PLACEMENTS, COMPUTATION and RECIPE in a command stand for."""
     (tmp_path / "config.json").write_text(json.dumps(SMALL))
     with as_file(files("meshwright.papers").joinpath("data", "dpro_zb-h1.json.gz")) as trace:
         yield {
@@ -47,6 +47,7 @@ def own(tmp_path):
             "FOLDER": str(tmp_path / "out"),
             "TRACE": str(trace),
             "PLACEMENTS": str(EXAMPLES / "placements.toml"),
+            "COMPUTATION": str(EXAMPLES / "factorisation.toml"),
             "RECIPE": str(EXAMPLES / "recipe.toml"),
         }
 

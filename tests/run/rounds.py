@@ -90,10 +90,12 @@ def late_by_hand(
     eager: bool,
     clip: float = 0.0,
     penalty: float = 1.0,
+    parts: int = 1,
 ):
     """The parameters of every replica after rounds whose mean comes one round late: as the eager updates of 2502.12996
     (Algorithm 2), where a replica has its own part of the mean at once and parameters and momentum of its own, or
-    else from parameters in common, by a momentum of changes over a `penalty`, within `clip`."""
+    else from parameters in common, by a momentum of changes over a `penalty`, within `clip`. Every so manieth layer is
+    due together, at a step of the round of its own."""
     share = Train(global_batch=train.global_batch // replicas, seq_len=train.seq_len, dtype=train.dtype)
     trainers = [
         Trainer(model, parse("tp1 mb1").on(1), share, alone(), settings=local.SETTINGS) for _ in range(replicas)
@@ -105,7 +107,9 @@ def late_by_hand(
     for step in range(1, last + 1):
         for index, trainer in enumerate(trainers):
             trainer.step(small.batch(train, model.vocab, step - 1, replicas, index))
-        for name in held[0] if step % h == 0 else ():
+        for name in held[0]:
+            if step % h != (layer_of(name) % parts + 1) * h // parts % h:
+                continue
             own = [anchor[name] - mine[name] for anchor, mine in zip(anchors, held)]
             mean = sum(one[name] for one in before) / replicas
             for index in range(replicas):

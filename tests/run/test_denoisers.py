@@ -101,7 +101,9 @@ def test_every_plan_is_one_process(family, text):
 REFUSED = {
     "dp1 mb4 recompute_portions=2 full": (TRAIN, IMAGES, "not cut in portions"),
     "dp1 cp2 tp2 dsp mb4": (FILM, VIDEOS, "say nosp"),
-    "dp4 mb1 sync=ddm": (TRAIN, IMAGES, "heads or paths are of text"),
+    "dp4 mb1 sync=dipaco:levels=2x2": (TRAIN, IMAGES, "heads or paths are of text"),
+    "dp1 tp2 mb4": (TRAIN, IMAGES | {"num_labels": 3, "num_embeds_ada_norm": 0}, "take tp1"),
+    "dp2 mb2 sync=ddm": (TRAIN, IMAGES | {"num_labels": 3, "num_embeds_ada_norm": 0}, "it is one model"),
     "dp4 mb1 sync=fedavg:h=2": (TRAIN, IMAGES, "clients of a server"),
     "dp1 mb4 compile=yes": (TRAIN, IMAGES, "compile=yes in the dit family"),
     "dp1": (msgspec.structs.replace(TRAIN, seq_len=18), IMAGES, "say seq=16"),

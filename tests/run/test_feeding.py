@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from meshwright.errors import MeshwrightError
 from meshwright.plan import parse
 from meshwright.run import data, launch, loop
+from meshwright.run.data import feeding as feeding_module
 from meshwright.run.data import tokenizer
 from meshwright.run.data.corpus import Batch
 from meshwright.run.data.feeding import Feeding
@@ -21,6 +23,7 @@ from meshwright.simulate.feed import FeedSizes, fed
 from meshwright.spec.dimensions import transformer
 from meshwright.spec.workload import Train
 from tests.run.processes import start_kept
+from tests.run.virtual_feed import FeedClock
 
 MODEL = transformer(layers=1, hidden=32, heads=4, kv_heads=2, vocab=260, ffn=48, gated=True, max_seq_len=64)
 TRAIN = Train(global_batch=4, seq_len=32, dtype="fp32")
@@ -77,19 +80,41 @@ def test_a_worker_that_fails_or_is_killed_ends_the_run_with_one_error(capfd):
         feeding.close()
 
 
-def test_workers_end_with_their_rank_and_hide_what_batches_take(tmp_path):
-    def slow(step):
-        time.sleep(0.02)
-        return made(step)
+@pytest.fixture
+def clock(monkeypatch):
+    """A virtual clock for workers, by which a feed that it returns says what it waited."""
 
-    feeding = Feeding(slow, 0, 20, workers=2)
+    def fed_by(make_s, workers, ahead, last):
+        time_of = FeedClock(workers, first=1)  # the rank makes the first batch itself
+        real = feeding_module._Worker.answer
+
+        def answer(worker):
+            time_of.await_made(made_ahead.next)
+            return real(worker)
+
+        def slow(step):
+            time_of.work(step, make_s)
+            return made(step)
+
+        monkeypatch.setattr(feeding_module._Worker, "answer", answer)
+        only = SimpleNamespace(perf_counter=time_of.now, monotonic=time.monotonic, sleep=time.sleep)
+        monkeypatch.setattr(feeding_module, "time", only)
+        made_ahead = Feeding(slow, 0, last, workers=workers, ahead=ahead)
+        time_of.asked = lambda: min(last, made_ahead.next + made_ahead.ahead)
+        return time_of, made_ahead
+
+    return fed_by
+
+
+def test_workers_end_with_their_rank_and_hide_what_batches_take(clock):
+    passed, feeding = clock(make_s=0.02, workers=2, ahead=0, last=20)
     feeding.take(0)
     waited = []
     for step in range(1, 12):
-        time.sleep(0.03)
+        passed.sleep(0.03)
         feeding.take(step)
         waited.append(feeding.waited_s)
-    assert np.median(waited) < 0.01 and feeding.make_s >= 0.02
+    assert waited == [0.0] * 11 and feeding.make_s == 0.02
     (pid, *_) = [worker.pid for worker in feeding._workers]
     feeding.close()
     with pytest.raises(OSError):
@@ -138,44 +163,50 @@ def predicted(workers, ahead, make_s, step_s):
     return fed(FeedSizes(workers=workers, ahead=max(1, ahead), latency_s=make_s, step_s=step_s, **how))
 
 
+#: Steps until what was made ahead is used up, and those of some whole turns of 1, 2, 3 and 4 workers behind them.
+WARM, STEADY = 36, 24
+
+
 @pytest.mark.parametrize(("workers", "ahead"), [(0, 0), (1, 1), (2, 4), (3, 6), (4, 2)])
-def test_steps_wait_as_the_simulator_says(workers, ahead):
-    make_s, step_s, steps = 0.06, 0.025, 14
-
-    def slow(step):
-        time.sleep(make_s)
-        return made(step)
-
-    feeding, waited = Feeding(slow, 0, 40, workers=workers, ahead=ahead), []
-    for step in range(steps):
+def test_steps_wait_as_the_simulator_says(workers, ahead, clock):
+    make_s, step_s = 0.06, 0.025
+    passed, feeding = clock(make_s, workers, ahead, WARM + STEADY + 12)
+    waited = []
+    for step in range(WARM + STEADY):
         feeding.take(step)
         waited.append(feeding.waited_s)
-        time.sleep(step_s)
+        passed.sleep(step_s)
     feeding.close()
-    told = predicted(workers, ahead, make_s, step_s)
-    # what a busy machine adds to a sleep is waited for as well
-    assert told.wait_s - 0.003 < np.mean(waited[4:]) < told.wait_s + 0.02
+    assert np.mean(waited[WARM:]) == pytest.approx(predicted(workers, ahead, make_s, step_s).wait_s, abs=1e-9)
 
 
 class Slow(Dataset):
-    """Samples that take 15 ms each."""
+    """Samples whose batches of 4 take 60 ms each."""
+
+    def __init__(self, passed):
+        self.passed = passed
 
     def __len__(self):
-        return 200
+        return 4 * (WARM + STEADY + 12)
 
     def __getitem__(self, place):
-        time.sleep(0.015)
+        if place % 4 == 3:
+            self.passed.work(place // 4, 0.06)
         return torch.zeros(1)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_steps_of_torchs_loader_wait_as_the_simulator_says(workers):
-    loader, waited = iter(DataLoader(Slow(), batch_size=4, num_workers=workers, prefetch_factor=2)), []
-    for _ in range(16):
-        begun = time.perf_counter()
+    passed, waited = FeedClock(workers, first=0), []
+    loader = iter(DataLoader(Slow(passed), batch_size=4, num_workers=workers, prefetch_factor=2))
+    for step in range(WARM + STEADY):
+        passed.asked = lambda step=step: step + 2 * workers  # as many as are to be there, behind those it has given out
+        begun = passed.now()
+        passed.await_made(step)
         next(loader)
-        waited.append(time.perf_counter() - begun)
-        time.sleep(0.025)
+        waited.append(passed.now() - begun)
+        passed.asked = lambda step=step: step + 1 + 2 * workers
+        passed.sleep(0.025)
     told = predicted(workers, 2 * workers, 0.06, 0.025)
     assert told.wait_s == pytest.approx([0.035, 0.005][workers - 1])
-    assert told.wait_s - 0.003 < np.mean(waited[4:]) < told.wait_s + 0.02
+    assert np.mean(waited[WARM:]) == pytest.approx(told.wait_s, abs=1e-9)

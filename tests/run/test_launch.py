@@ -24,15 +24,10 @@ from meshwright.run.launch import verdict
 from meshwright.run.world import RankDied, Report
 from tests.run import processes
 from tests.run.forked import Program
+from tests.run.spawned import summed
 
 HOST = socket.gethostname()
 HARD_S = 30.0
-
-
-def summed(world, start):
-    total = torch.tensor([start + world.rank])
-    dist.all_reduce(total)
-    return {"total": int(total), "threads": torch.get_num_threads(), "size": world.size, "device": world.device.type}
 
 
 def test_every_rank_runs_and_rank_0_answers():
@@ -171,43 +166,63 @@ def test_a_lost_peer_is_known_for_a_consequence():
     assert not launch.report_of(ValueError("timed out")).consequence
 
 
-def obeys(world):
+def until(condition):
     begun = time.monotonic()
-    while not launch.stop.requested:
+    while not condition():
         assert time.monotonic() - begun < HARD_S
-        time.sleep(0.01)
+        time.sleep(0.02)
+
+
+def obeys(world, folder):
+    (folder / f"runs-{world.rank}").touch()
+    until(lambda: launch.stop.requested)
     return "in order"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_reach_every_rank_once_and_the_run_ends_in_order(number):
-    threading.Timer(0.5, os.kill, (os.getpid(), number)).start()
-    before = signal.getsignal(number)
-    assert launch.start(obeys, num_ranks=2, device="cpu", stops=True) == "in order"
-    assert signal.getsignal(number) is before
-
-
-def deaf(world):
+def deaf(world, folder):
+    (folder / f"runs-{world.rank}").touch()
+    until(lambda: launch.stop.requested)
+    (folder / f"told-{world.rank}").touch()
     time.sleep(HARD_S)
 
 
-def test_the_second_signal_ends_at_once():
-    for delay in (0.5, 0.8):
-        threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT)).start()
+def asks(folder, number, *files):
+    """Send a signal to this process once there are so many of each of these files: when a machine that is busy has come
+    so far that it is told something, and not before."""
+
+    def send():
+        for file in files:
+            until(lambda file=file: len(list(folder.glob(file))) == 2)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=send, daemon=True).start()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_reach_every_rank_once_and_the_run_ends_in_order(number, tmp_path):
+    asks(tmp_path, number, "runs-*")
+    before = signal.getsignal(number)
+    assert launch.start(obeys, tmp_path, num_ranks=2, device="cpu", stops=True) == "in order"
+    assert signal.getsignal(number) is before
+
+
+def test_the_second_signal_ends_at_once(tmp_path):
+    asks(tmp_path, signal.SIGINT, "runs-*")
+    asks(tmp_path, signal.SIGINT, "told-*")
     begun = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        launch.start(deaf, num_ranks=2, device="cpu", stops=True)
+        launch.start(deaf, tmp_path, num_ranks=2, device="cpu", stops=True)
     assert time.monotonic() - begun < 10
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("main", [deaf, obeys])
-def test_the_first_signal_ends_a_job_that_does_not_say_it_stops(number, main):
+def test_the_first_signal_ends_a_job_that_does_not_say_it_stops(number, main, tmp_path):
     """Whatever its function does: half a result is none."""
-    threading.Timer(0.5, os.kill, (os.getpid(), number)).start()
+    asks(tmp_path, number, "runs-*")
     begun = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        launch.start(main, num_ranks=2, device="cpu")
+        launch.start(main, tmp_path, num_ranks=2, device="cpu")
     assert time.monotonic() - begun < 10
 
 
@@ -230,13 +245,6 @@ def alive(pid):
         return Path(f"/proc/{pid}/stat").read_text().split()[2] not in "ZX"
     except FileNotFoundError:
         return False
-
-
-def until(condition):
-    begun = time.monotonic()
-    while not condition():
-        assert time.monotonic() - begun < HARD_S
-        time.sleep(0.02)
 
 
 @pytest.mark.slow
@@ -416,6 +424,7 @@ def of_its_threads(world):
 
 def cores_of_ranks(rank, num_ranks, cores):
     """Every core and policy of the threads of each rank of a job that may use `cores`."""
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))  # an engine that was started here has another
     os.sched_setaffinity(0, cores)
     found = launch.start(of_its_threads, num_ranks=num_ranks, device="cpu")
     return [[sorted({tuple(c) for c in held}), sorted(set(policies))] for held, policies in found]

@@ -57,6 +57,7 @@ def _by_hand(rank, model, train, last, hand):
     ["words", "hand"],
     [
         ("eager-diloco:h=2", {"h": 2, "eager": True, **NESTEROV}),
+        ("eager-diloco:h=3,parts=2", {"h": 3, "parts": 2, "eager": True, **NESTEROV}),
         (
             "co2:h=2,rate=0.8,momentum=0.5,clip=0.02,penalty=1.5",
             {"h": 2, "eager": False, "rate": 0.8, "momentum": 0.5, "clip": 0.02, "penalty": 1.5},
@@ -106,6 +107,7 @@ def _alike(rank, words):
         ("dp2 mb1 sync=streaming-diloco:h=4,parts=2,delay=3", "", 3),  # a part is on its way, in four bits
         ("dp2 pp2 mb1 sync=streaming-diloco:h=4,parts=2,delay=1,codec=none", "", 4),
         ("dp2 mb1 sync=eager-diloco:h=2,codec=int8", "", 3),
+        ("dp2 mb1 sync=eager-diloco:h=3,parts=3,codec=fp4", "", 4),
         ("dp4 zero1 shard2 mb1 sync=diloco:h=3,delay=1", "dp4 hsdp2 mb1 sync=diloco:h=3,delay=1", 3),
     ],
 )

@@ -13,7 +13,9 @@ from meshwright.cli import main
 from meshwright.cost.engine import engine_profile
 from meshwright.cost.standard import serving_costs
 from meshwright.errors import MeshwrightError
+from meshwright.native import Native
 from meshwright.search.serving.evaluate import ServingEvaluator
+from meshwright.search.serving.gain_trees import LEAF, TIE, TREES
 from meshwright.search.serving.learned import (
     SHIPPED,
     AskedWords,
@@ -45,6 +47,53 @@ def test_trees_find_the_feature_and_the_threshold_that_tell_gains_apart():
         asked[2] = value
         assert trees(asked) == pytest.approx(expected, abs=0.02)
     assert trees(asked) == GainTrees(x, gains)(asked)  # the same records, the same trees
+
+
+def by_hand(x, gains, rows, draw):
+    """A tree on some questions, written to be read: a function from a question to its log gain."""
+    mean, low, high = gains[rows].mean(), x[rows].min(0), x[rows].max(0)
+    if len(rows) < 2 * LEAF or np.ptp(gains[rows]) == 0:
+        return lambda asked: mean
+    thresholds = draw.uniform(low, high)
+    best = None
+    for feature, threshold in enumerate(thresholds):
+        sides = [rows[side] for side in (x[rows, feature] < threshold, x[rows, feature] >= threshold)]
+        if min(map(len, sides)) >= LEAF:
+            # squares around both means are least where this is most; summed in order, as features tie to rounding
+            under, total = (float(np.cumsum(gains[some])[-1]) for some in (sides[0], rows))
+            kept = under * under / len(sides[0]) + (total - under) * (total - under) / len(sides[1])
+            if best is None or kept > best[0] * (1 + TIE):
+                best = kept, feature, threshold, sides
+    if best is None:
+        return lambda asked: mean
+    _, feature, threshold, sides = best
+    below, above = (by_hand(x, gains, side, draw) for side in sides)
+    return lambda asked: (below if asked[feature] < threshold else above)(asked)
+
+
+@pytest.mark.parametrize("questions", [1, 3, 4, 40, 150])
+def test_trees_are_those_that_are_grown_by_hand(questions):
+    draw = np.random.default_rng(questions)
+    x = draw.normal(size=(questions, 6))
+    x[:, 4] = np.round(x[:, 4])  # a feature that many have alike, and one that all do
+    x[:, 5] = 1.0
+    gains = np.where(x[:, 0] > 0.3, 0.5, x[:, 1] / 7) + np.where(x[:, 4] > 0, 0.0, 0.2)
+    drawn = np.random.default_rng(0)
+    forest = [by_hand(x, gains, np.arange(questions), drawn) for _ in range(TREES)]
+    trees = GainTrees(x, gains)
+    for asked in draw.normal(size=(20, 6)):
+        assert trees(asked) == pytest.approx(np.mean([tree(asked) for tree in forest]), abs=1e-12)
+
+
+def test_trees_that_are_grown_plain_and_compiled_are_the_same(monkeypatch):
+    draw = np.random.default_rng(5)
+    x, gains = draw.normal(size=(30, 4)), draw.normal(size=30)
+    asked = draw.normal(size=(10, 4))
+    said = {}
+    for way in (Native.plain, Native.compiled):
+        monkeypatch.setattr(Native, "__call__", way)
+        said[way] = [GainTrees(x, gains)(one) for one in asked]
+    assert said[Native.plain] == said[Native.compiled]
 
 
 def test_what_was_tried_is_kept_and_chooses_for_another_question(tmp_path, capsys):

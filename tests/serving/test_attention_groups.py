@@ -1,10 +1,12 @@
 """Prompts of attention groups that wait for one another, by hand: iterations of a second each, and two groups."""
 
+import msgspec
+import numpy as np
 import pytest
 
 from meshwright.simulate.serve import simulate
 from meshwright.simulate.serve_pool import served_alone
-from tests.serving.costs import requests
+from tests.serving.costs import linear_costs, requests
 from tests.serving.test_gate import gated
 
 
@@ -49,3 +51,17 @@ def test_a_request_goes_to_the_group_with_the_fewest_tokens_of_those_that_are_no
     # less, and both go together at 3 s
     asked = requests((0.0, 100, 30), (0.0, 8, 30), (1.5, 8, 3), (2.5, 8, 3))
     assert scheduled(gated(batch_wait=50, groups=2), asked) == [0.0, 0.0, 3.0, 3.0]
+
+
+def test_an_iteration_takes_as_long_as_that_of_the_group_with_most():
+    # groups of two prompts and one, of 8 tokens each: a second, 24 ms for 24 tokens, 0.1 s for each of the 4 tokens by
+    # which the first has more than the mean of 12, and attention as if each had two: 4 * 8 ms. Next tokens are as many
+    # as if each group had two: a second, 4 ms, and 2 ms of attention behind 9 tokens on average, then 10
+    costs = linear_costs(base=1.0, token=1e-3, prefill=1e-3, decode=1e-3 / 18)
+    costs = msgspec.structs.replace(costs, own_s=0.1 * np.arange(100.0))
+    one = gated(batch_wait=9, groups=2, costs=costs, budget=100)
+    asked = requests((0.0, 8, 3), (0.0, 8, 3), (0.0, 8, 3))
+    fast, plain = simulate(one, asked), served_alone(one, asked, skips=False)
+    assert fast.first_s == pytest.approx(plain.first_s) and fast.first_s.tolist() == pytest.approx([1.456] * 3)
+    end = pytest.approx([1.456 + 1.006 + 1.004 + 4 / 1800] * 3)
+    assert fast.end_s.tolist() == end and plain.end_s.tolist() == end

@@ -14,11 +14,13 @@ from meshwright.spec.serve import parse
 from tests.serving.costs import linear_costs, replica, requests
 
 COSTS = linear_costs(base=5e-3, token=2e-5, sampled=1e-5, decode=3e-7, prefill=1e-5, tokens=1 << 17)
+COSTS = msgspec.structs.replace(COSTS, own_s=3e-5 * np.arange(500.0))
 
 
-def gated(policy="vllm-v1", costs=None, *, poll=1, batch_wait=0, fill=0.0, groups=1, **rest):
+def gated(policy="vllm-v1", costs=None, *, poll=1, batch_wait=0, fill=0.0, groups=1, settle=0, **rest):
     found = replica(policy, costs, **rest)
-    limits = msgspec.structs.replace(found.limits, poll=poll, batch_wait=batch_wait, fill=fill, groups=groups)
+    gate = {"poll": poll, "batch_wait": batch_wait, "fill": fill, "groups": groups, "settle": settle}
+    limits = msgspec.structs.replace(found.limits, **gate)
     return msgspec.structs.replace(found, limits=limits)
 
 
@@ -49,6 +51,13 @@ def test_prompts_wait_until_each_attention_group_has_one():
     assert served.scheduled_s.tolist() == [0.0, 0.0, 4.0, 4.0, 13.0]
 
 
+def test_prompts_wait_on_for_others_once_each_attention_group_has_one():
+    # as before, but that the prompts of 4 s wait three iterations more, until 7 s, when a third one is there
+    asked = requests((0.0, 8, 20), (0.0, 8, 20), (1.5, 8, 3), (3.5, 8, 3), (5.5, 8, 3))
+    served = simulate(gated(batch_wait=9, groups=2, settle=3), asked)
+    assert served.scheduled_s.tolist() == [0.0, 0.0, 7.0, 7.0, 7.0]
+
+
 @pytest.mark.parametrize("policy", names("batching"))
 @pytest.mark.parametrize(
     ("gate", "concurrency"),
@@ -56,6 +65,7 @@ def test_prompts_wait_until_each_attention_group_has_one():
         ({"poll": 7}, 0),
         ({"poll": 7}, 20),
         ({"batch_wait": 9, "groups": 4}, 20),
+        ({"batch_wait": 9, "groups": 3, "settle": 4}, 20),
         ({"batch_wait": 25, "groups": 3, "poll": 3}, 0),
         ({"batch_wait": 9, "fill": 0.8, "poll": 3}, 0),
     ],

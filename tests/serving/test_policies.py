@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from meshwright import serving
+from meshwright.cost.engine import engines
 from meshwright.errors import MeshwrightError
 from meshwright.serving.batching import Arrived, Batching, Computed, Evict, Iterate, Withdrawn
 from meshwright.serving.cache import EngineLimits
@@ -11,6 +12,7 @@ from meshwright.serving.engine_request import EngineRequest, NewRequest
 from meshwright.serving.past_future import future_peak, left_to_generate
 from meshwright.simulate.serve_pool import served_alone as simulate
 from meshwright.simulate.serve_pool import served_logged as simulate_logged
+from meshwright.spec.serve import parse
 from meshwright.world.decider import replayed
 from tests.serving.costs import replica, requests
 
@@ -93,6 +95,29 @@ def test_sarathi_admits_a_prompt_only_where_all_of_it_has_blocks():
     assert found == [[(0, 10)], [(0, 1)]]
     chunked = plans("vllm-v1", ((0, 10, 9), (1, 30, 9)), iterations=1, max_batch=8, budget=16, block=4, blocks=10)
     assert chunked == [[(0, 10), (1, 6)]]
+
+
+def test_tensorrt_llm_computes_prompts_whole_beside_decoding():
+    # 16 tokens an iteration: the first prompt of 10 leaves 6, too few for the second's 12; then 1 + 12
+    found = plans("trtllm", ((0, 10, 9), (1, 12, 9)), iterations=3, max_batch=8, budget=16, block=4, blocks=100)
+    assert found == [[(0, 10)], [(0, 1), (1, 12)], [(0, 1), (1, 1)]]
+    # a prompt that no iteration has tokens for is computed alone, and those behind it wait for it
+    asked = ((0, 4, 2), (1, 20, 9), (2, 4, 9))
+    long = plans("trtllm", asked, iterations=4, max_batch=8, budget=16, block=4, blocks=100)
+    assert long == [[(0, 4)], [(0, 1)], [(1, 20)], [(1, 1), (2, 4)]]
+
+
+def test_an_engine_has_its_own_policy_where_none_is_said():
+    load = "concurrency=4,requests=8,prompt=10,output=10,engine="
+    for name, profile in engines().items():
+        assert parse(load + name).engine.policy == profile.policy
+    assert parse(load + "trtllm,policy=sarathi").engine.policy == "sarathi"
+
+
+def test_tensorrt_llm_reserves_the_longest_answer():
+    # 5 + 11 tokens are 4 blocks of 4: of 7 blocks one request takes 4, and the second waits although its prompt fits
+    found = plans("trtllm", ((0, 5, 11), (1, 5, 11)), iterations=2, max_batch=8, budget=16, block=4, blocks=7)
+    assert found == [[(0, 5)], [(0, 1)]]
 
 
 @pytest.mark.parametrize("policy", ["vllm-v0", "vllm-v1", "sarathi"])

@@ -66,6 +66,14 @@ def test_skewed_lengths_take_less_than_in_groups_of_one_size(method):
     assert found.unequal_s > 0 and len(found.groups.sizes) > 2
 
 
+@pytest.mark.parametrize("words", ["cp8 dp1 fsdp mb1", "pp2 cp4 dp1 zero1 mb1 full offload=activations long=2"])
+def test_programs_that_are_bound_once_are_those_of_each_step(words):
+    made = GroupRounds(*asked(f"{words} groups=bytescale", SKEWED))
+    loads = [((1, (9000, 700)),), ((2, (20000,)),), ((1, (300,)), (4, (30000, 5000)))]
+    for rounds in (2, 5):
+        assert made.programs(loads, rounds) == [made.bound(load, rounds).programs for load in loads]
+
+
 def test_loads_between_priced_ones_are_near_what_all_of_them_take(monkeypatch):
     question = asked("cp16 dp1 fsdp mb1 full ulysses groups=flexsp", SKEWED, "2x8xa100-80")
     some = simulate_groups(*question)

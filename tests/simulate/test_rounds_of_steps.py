@@ -10,7 +10,7 @@ from meshwright.compare import compare
 from meshwright.cost import standard_on
 from meshwright.graph import KIND, QUEUE
 from meshwright.plan import check, parse
-from meshwright.simulate.rounds import PartTimes, waits
+from meshwright.simulate.rounds import PartTimes, Round, carried, waits
 from meshwright.simulate.step import simulate
 from meshwright.spec.dimensions import transformer
 from meshwright.work import Collective
@@ -194,13 +194,20 @@ def test_a_step_waits_for_a_part_that_takes_longer_than_its_delay():
 
 
 @pytest.mark.parametrize(
-    ["words", "link"], [("h=4,parts=2,delay=1", 100), ("h=6,parts=3,delay=2", 1), ("h=4,delay=2", 1)]
+    ["words", "link"],
+    [
+        ("streaming-diloco:codec=none,h=4,parts=2,delay=1", 100),
+        ("streaming-diloco:codec=none,h=6,parts=3,delay=2", 1),
+        ("streaming-diloco:codec=none,h=4,delay=2", 1),
+        ("eager-diloco:h=4,parts=2", 1),
+    ],
 )
-def test_a_round_takes_as_long_as_its_graph_unrolled_over_steps(words, link):
+def test_a_round_and_a_run_take_as_long_as_their_graph_unrolled_over_steps(words, link):
     """The reference: every task of every step in turn, on streams that go on, with the lagged edges that the graph has.
-    Steps stall or not as the link is; what the kernels lose to exchanges beside them is no task."""
+    Steps stall or not as the link is; what the kernels lose to exchanges beside them is no task. A run is from the
+    first of these steps on, and ends with the kernels of its last."""
     cluster = mw.load_cluster(f"2x8xh100,nics=1,{link}gbe")
-    plan = parse(f"tp8 sync=streaming-diloco:codec=none,{words}").on(16)
+    plan = parse(f"tp8 sync={words}").on(16)
     run = simulate(plan, MODEL, cluster, TRAIN, standard_on(cluster))
     graph, programs, one = run.lowered.graph, run.lowered.programs, run.round
     assert {int(lag) for lag in graph.dep_lag if lag} == {one.lag}
@@ -232,6 +239,19 @@ def test_a_round_takes_as_long_as_its_graph_unrolled_over_steps(words, link):
         run.step_time_s - one.slows_s / one.every, rel=1e-9
     )
     assert (one.waits_s > 0) == (link == 1)
+    for steps in (1, one.every, 2 * one.every, 5 * one.every):
+        assert last[steps - 1] == pytest.approx(one.run_s(steps) - one.slows_s * steps / one.every, rel=1e-9)
+
+
+def test_a_run_of_two_rounds_waits_for_half_of_what_comes_a_round_late():
+    """By hand: steps of 1 s, rounds of four, an exchange of 10 s after each. Of eight steps the first four and the last
+    four compute; the first exchange begins at 4 s and is waited for from 8 s to 14 s, the second by nobody. Without end
+    a round takes what its exchange does."""
+    part = PartTimes(sends_s=1.0, applies_s=1.0, ends_s=(11.0,), busy_s=(10.0,), num_bytes=0.0)
+    made = (part,), 4, 4, 1.0
+    ends = [now for now, _ in carried(*made, 8)]
+    assert ends == [1, 2, 3, 4, 5, 6, 7, 14]
+    assert waits(*made) == [pytest.approx(6.0)]
 
 
 def test_unequal_islands_wait_for_one_another_at_the_average_alone():
@@ -303,3 +323,22 @@ def test_experts_that_take_tokens_of_all_replicas_are_refused():
     mixture = mw.load_model("mixtral-8x7b")
     wrong = check(parse("tp2 ep4 sync=local:h=8"), mixture, CLUSTER, TRAIN)
     assert [d.code for d in wrong if "experts" in d.message] == ["Y003"]
+
+
+@pytest.mark.parametrize(["parts", "every", "lag"], [(1, 20, 2), (4, 16, 3), (4, 16, 9), (4, 16, 16)])
+def test_at_the_rate_that_hides_an_exchange_no_step_waits_and_below_it_steps_do(parts, every, lag):
+    """Steps of 1 s, parts of a gigabyte. Those that take longer than the steps from one to the next queue, however late
+    they are applied: a round's have to be through within a round."""
+
+    def made(busy_s):
+        return (PartTimes(sends_s=1.0, applies_s=1.0, ends_s=(1.0 + busy_s,), busy_s=(busy_s,), num_bytes=1e9),) * parts
+
+    nothing = np.zeros(0)
+    one = Round(every, lag, 1.0, made(0.0), 0.0, nothing, (nothing, nothing), nothing)
+    needed_s = 1e9 / one.hidden_bytes_per_s
+    assert needed_s == min(lag, every / parts)
+    assert waits(made(needed_s), every, lag, 1.0) == [0.0] * parts
+    slower = made(1.02 * needed_s), every, lag, 1.0
+    ends = [now for now, _ in carried(*slower, 200 * every)]
+    longer = ends[-1] - ends[-1 - every] - every  # a round of many later, when the queue is as late as it gets
+    assert sum(waits(*slower)) == pytest.approx(longer) and longer > 0

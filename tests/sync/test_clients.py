@@ -126,6 +126,14 @@ def test_fedcompass_gives_fast_clients_more_steps_so_that_they_answer_together()
     assert rounds.busy > 0.9 > 0.6 > waiting.busy
 
 
+def test_rounds_that_end_with_a_version_are_the_first_of_those_that_go_on():
+    world, said = Crowd(jitter=factors("slow:0.5x3"), drop=0.1, seed=4), "fedavg:h=4,clients=3,wait=0.5"
+    whole = simulate_clients(sizes(6, 1.0, 0.2), decider(said, 6), world, 400)
+    some = simulate_clients(sizes(6, 1.0, 0.2), decider(said, 6), world, 400, 5)
+    assert len(some.versions) == 5 < len(whole.versions)
+    assert some.versions == whole.versions[:5] and some.log == whole.log[: len(some.log)]
+
+
 def test_a_round_of_all_takes_as_long_as_by_hand():
     """10 clients, 8 steps of a second, messages of half a second through one port each way: the last one gets the model
     after 5 s, is done after 13, and its answer is there at 13.5; the server takes 10 x 0.01 s to merge."""

@@ -52,6 +52,10 @@ def test_rounds_with_an_outer_step_are_words_of_the_record():
         "when every 100 steps | fragments parameters in 4 strided parts | group all | codec fp4 | combine mean | "
         "outer nesterov(rate=0.7, momentum=0.9, mix=0.5) | delay 5"
     )
+    assert str(read("eager-diloco:h=100,parts=8,pattern=sequential,codec=fp4")) == (
+        "when every 100 steps | fragments parameters in 8 sequential parts | group all | codec fp4 | combine mean | "
+        "outer nesterov(rate=0.7, momentum=0.9, eager) | delay 100"
+    )
     plain = read("diloco:h=1,rate=1,momentum=0")
     assert plain.outer.taken and not plain.exact and read(plain.text) == plain
 

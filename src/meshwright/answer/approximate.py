@@ -6,6 +6,8 @@ from meshwright.answer.prediction import RoundTimes
 from meshwright.plan import Plan
 from meshwright.plan.facets.offload import DELAYED
 from meshwright.quantity import seconds
+from meshwright.spec import naming
+from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 from meshwright.sync.codecs import codec
 from meshwright.sync.groups import graph, most_heard, spectral_gap
@@ -18,7 +20,7 @@ from meshwright.sync.rounds import turns_of
 MOST_MIXED = 256
 
 
-def approximate(plan: Plan, train: Train, rounds: RoundTimes | None) -> tuple[str, ...]:
+def approximate(plan: Plan, model: Model, train: Train, rounds: RoundTimes | None) -> tuple[str, ...]:
     """A caution where replicas are kept together in a way that trains differently."""
     if plan.several:  # pools step together, and exchange values as they are
         return ()
@@ -33,7 +35,7 @@ def approximate(plan: Plan, train: Train, rounds: RoundTimes | None) -> tuple[st
     if policy.meets:
         return (_mixed(plan, policy, rounds),)
     if policy.paths is not None:
-        return (_routed(plan, policy, rounds),)
+        return (_routed(plan, model, policy, rounds),)
     if policy.rule.forwards:
         return (
             f"sync={plan.sync.policy} is approximate: a step goes by the slope along one direction for every replica, "
@@ -143,15 +145,15 @@ def _merged(plan: Plan, policy: SyncPolicy) -> str:
     )
 
 
-def _routed(plan: Plan, policy: SyncPolicy, rounds: RoundTimes | None) -> str:
+def _routed(plan: Plan, model: Model, policy: SyncPolicy, rounds: RoundTimes | None) -> str:
     """Say that there are several models, in whole or part, and who learns what."""
     replicas = num_replicas(plan, policy)
     count = policy.paths.count(replicas)
     shared = "which share modules" if rounds is not None else "which exchange nothing"
-    said = (
-        f"sync={plan.sync.policy} is approximate: it trains {count} models, {shared}, each on sequences whose first "
-        f"{policy.paths.prefix} tokens are like each other"
-    )
+    alike = f"sequences whose first {policy.paths.prefix} tokens are like each other"
+    if naming.labelled(model):
+        alike = "one cluster of the samples, so that a step of each is one of its own share of the batch"
+    said = f"sync={plan.sync.policy} is approximate: it trains {count} models, {shared}, each on {alike}"
     return said if rounds is None else f"{said}. {_told(rounds)}"
 
 

@@ -40,7 +40,7 @@ MOST_BATCHES = 4000
 #: Words of an engine that blocks do not know.
 APART = (
     "borrow", "pairs", "prefix_cache", "chunk_cache", "kv_budget", "draft", "preempt", "beside", "power", "poll",
-    "batch_wait", "fill", "routing", "order", "policy", "lora", "adapter_slots", "adapter_pool",
+    "batch_wait", "fill", "settle", "routing", "order", "policy", "lora", "adapter_slots", "adapter_pool",
 )  # fmt: skip
 
 

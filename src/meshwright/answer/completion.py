@@ -9,40 +9,25 @@ the largest rank of an uneven cut sets the time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import prod
 
 import msgspec
 
+from meshwright.answer.placed_prices import ALONE, PlacedMove, PlacedPrices, cut
 from meshwright.cost import Costs
-from meshwright.layers.algebra import REPLICATE, AxisMesh, Placement, transfers
+from meshwright.layers.algebra import REPLICATE, AxisMesh, Placement
 from meshwright.layers.signatures import SIGNATURES, dual, wanted
-from meshwright.lower.place import Mesh
-from meshwright.plan import Layout, Plan
 from meshwright.plan.placements import Annotations
 from meshwright.plan.tensors import PlacedProgram, PlacedStep, TensorNetwork, TensorOperator, backward, forward
 from meshwright.spec.cluster import Cluster
-from meshwright.spec.workload import DTYPE_BYTES, Train
-from meshwright.work import AttentionCore, Collective, Elementwise, Gemm, Work
+from meshwright.spec.workload import Train
+from meshwright.work import AttentionCore, Elementwise, Gemm
 
 #: Ways to lie that are kept at a point of the network.
 BEAM = 128
 #: Placements that hidden states between layers may have: any but terms of a sum.
 BETWEEN = (0, 1, 2, REPLICATE)
-#: Operations of the algebra that send nothing.
-ALONE = ("slice", "keep")
-
-
-class PlacedMove(msgspec.Struct, frozen=True, kw_only=True):
-    """One exchange of a step: of which tensor, in which pass, how often, over which axis, and its price once."""
-
-    tensor: str
-    gradient: bool
-    op: str
-    axis: str
-    num_bytes: float
-    times: int
-    seconds: float
 
 
 class PlacedPrediction(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +58,7 @@ def complete(
     network: TensorNetwork, said: Annotations, cluster: Cluster, train: Train, costs: Costs
 ) -> PlacedPrediction:
     """Place what annotations leave open, and price a step of it."""
-    prices = _Prices(said.mesh, cluster, train, costs)
+    prices = PlacedPrices(said.mesh, cluster, train.dtype, costs)
     placed: list[_OnAxis] = []
     for axis, (name, _) in enumerate(said.mesh.axes):
         fixed = {tensor: places[name] for tensor, places in said.said.items() if name in places}
@@ -93,72 +78,38 @@ def _across(signatures: Sequence[tuple[int, ...]]) -> tuple[tuple[Placement, ...
     return tuple(ins), out
 
 
-def cut(shape: Sequence[int], place: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
-    """The shape of the largest part."""
-    out = list(shape)
-    for p, size in zip(place, sizes):
-        if p >= 0:
-            out[p] = -(-out[p] // size)
-    return tuple(out)
+def _operator_seconds(
+    prices: PlacedPrices, op: TensorOperator, network: TensorNetwork, shapes: Sequence[Sequence[int]]
+) -> float:
+    """Seconds of an operator forward and backward, whose inputs and result have these shapes on a rank."""
+    read = [prod(s) * network.tensors[n].each for n, s in zip((*op.inputs, op.output), shapes)]
+    if 0 in read or op.kind == "relay":
+        return 0.0
+    rows = prod(shapes[0][:2])
+    if op.kind in ("product", "scores"):
+        k, n = read[0] // rows, read[-1] // rows
+        return sum(prices.price(_gemm(prices, *sizes)) for sizes in ((rows, n, k), (rows, k, n), (k, n, rows)))
+    if op.kind == "attention":
+        (b, q_len, groups), kv_len, a = shapes[0], shapes[1][1], network.block.attention
+        # the ranks' last queries see the most
+        core = AttentionCore(
+            batch=b,
+            q_len=q_len,
+            kv_len=kv_len,
+            heads=groups * a.heads // a.kv_heads,
+            kv_heads=groups,
+            head_dim=a.head_dim,
+            v_head_dim=a.head_dim,
+            pairs=q_len * kv_len - q_len * (q_len - 1) / 2,
+            dtype=prices.dtype,
+        )
+        return prices.price(core) + prices.price(msgspec.structs.replace(core, backward=True))
+    once = sum(read) * prices.element
+    return prices.price(Elementwise(num_bytes=once)) + prices.price(Elementwise(num_bytes=1.5 * once))
 
 
-class _Prices:
-    """Seconds of operators and exchanges on a cluster."""
-
-    def __init__(self, mesh: AxisMesh, cluster: Cluster, train: Train, costs: Costs):
-        self.mesh, self.costs, self.device = mesh, costs, cluster.islands[0].device
-        self.dtype, self.element = train.dtype, DTYPE_BYTES[train.dtype]
-        places = Mesh(Plan(layout=Layout(dp=prod(mesh.sizes))), cluster)
-        stride, self.groups = 1, {}
-        for name, size in reversed(mesh.axes):
-            self.groups[name] = places.along(stride, size)
-            stride *= size
-        self._known: dict[Work, float] = {}
-
-    def price(self, work: Work) -> float:
-        if work not in self._known:
-            self._known[work] = self.costs.price(work, self.device).seconds
-        return self._known[work]
-
-    def exchanges(
-        self, mesh: AxisMesh, source: Placement, target: Placement, shape: Sequence[int], each: int
-    ) -> Iterator[tuple[str, str, float, float]]:
-        """Operation, axis, bytes and seconds of what turns one placement into another."""
-        sizes = dict(mesh.axes)
-        for one in transfers(mesh, source, target, shape):
-            size = one.elements * each * self.element * (sizes[one.axis] if one.op == "all_gather" else 1)
-            work = Collective(op=one.op, num_bytes=size, group=self.groups[one.axis])
-            yield one.op, one.axis, size, 0.0 if one.op in ALONE else self.price(work)
-
-    def operator(self, op: TensorOperator, network: TensorNetwork, shapes: Sequence[Sequence[int]]) -> float:
-        """Seconds of an operator forward and backward, whose inputs and result have these shapes on a rank."""
-        read = [prod(s) * network.tensors[n].each for n, s in zip((*op.inputs, op.output), shapes)]
-        if 0 in read or op.kind == "relay":
-            return 0.0
-        rows = prod(shapes[0][:2])
-        if op.kind in ("product", "scores"):
-            k, n = read[0] // rows, read[-1] // rows
-            return sum(self.price(self._gemm(*sizes)) for sizes in ((rows, n, k), (rows, k, n), (k, n, rows)))
-        if op.kind == "attention":
-            (b, q_len, groups), kv_len, a = shapes[0], shapes[1][1], network.block.attention
-            # the ranks' last queries see the most
-            core = AttentionCore(
-                batch=b,
-                q_len=q_len,
-                kv_len=kv_len,
-                heads=groups * a.heads // a.kv_heads,
-                kv_heads=groups,
-                head_dim=a.head_dim,
-                v_head_dim=a.head_dim,
-                pairs=q_len * kv_len - q_len * (q_len - 1) / 2,
-                dtype=self.dtype,
-            )
-            return self.price(core) + self.price(msgspec.structs.replace(core, backward=True))
-        once = sum(read) * self.element
-        return self.price(Elementwise(num_bytes=once)) + self.price(Elementwise(num_bytes=1.5 * once))
-
-    def _gemm(self, m: int, n: int, k: int) -> Gemm:
-        return Gemm(m=m, n=n, k=k, dtype=self.dtype, out_bytes=self.element)
+def _gemm(prices: PlacedPrices, m: int, n: int, k: int) -> Gemm:
+    return Gemm(m=m, n=n, k=k, dtype=prices.dtype, out_bytes=prices.element)
 
 
 class _OnAxis(msgspec.Struct, frozen=True):
@@ -177,7 +128,7 @@ class _Axis:
     """The search on one axis, given the axes before it."""
 
     def __init__(
-        self, network: TensorNetwork, prices: _Prices, axis: int, fixed: dict[str, int], before: Sequence[_OnAxis]
+        self, network: TensorNetwork, prices: PlacedPrices, axis: int, fixed: dict[str, int], before: Sequence[_OnAxis]
     ):
         self.network, self.prices, self.fixed, self.before = network, prices, fixed, before
         name, self.size = prices.mesh.axes[axis]
@@ -255,7 +206,7 @@ class _Axis:
         shapes = [
             self._local(part, at, i, name, p) for i, (name, p) in enumerate(zip((*op.inputs, op.output), signature))
         ]
-        seconds, homes = self.prices.operator(op, self.network, shapes), {op.output: out}
+        seconds, homes = _operator_seconds(self.prices, op, self.network, shapes), {op.output: out}
         for name, place in zip(op.inputs, ins):
             (left,) = dual((place,), (out,))
             home, has, grads = alive.get(name, (None, frozenset(), frozenset()))
@@ -292,7 +243,7 @@ class _Axis:
 class _Priced:
     """A handler of a program's walk that adds up what it takes."""
 
-    def __init__(self, program: PlacedProgram, prices: _Prices, times: int):
+    def __init__(self, program: PlacedProgram, prices: PlacedPrices, times: int):
         self.program, self.prices, self.times = program, prices, times
         self.compute_s, self.moves = 0.0, Counter[PlacedMove]()
 
@@ -324,13 +275,13 @@ class _Priced:
         op, tensors, sizes = step.operator, self.program.network.tensors, self.program.mesh.sizes
         names = (*op.inputs, op.output)
         shapes = [cut(tensors[n].shape, p, sizes) for n, p in zip(names, (*step.ins, step.out))]
-        self.compute_s += self.times * self.prices.operator(op, self.program.network, shapes)
+        self.compute_s += self.times * _operator_seconds(self.prices, op, self.program.network, shapes)
 
     def back(self, step: PlacedStep) -> None:
         """Nothing more: operators are priced with their backward."""
 
 
-def _priced(program: PlacedProgram, prices: _Prices) -> PlacedPrediction:
+def _priced(program: PlacedProgram, prices: PlacedPrices) -> PlacedPrediction:
     """The price of a step."""
     compute, moves = 0.0, []
     for part, times in enumerate(program.network.times):

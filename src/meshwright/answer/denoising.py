@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -12,14 +13,15 @@ from meshwright.answer.prediction import Assumption, RankMemory
 from meshwright.answer.whole_answer import limits, plain, rank_memory, timed
 from meshwright.cost import Costs, load_framework, standard
 from meshwright.errors import Diagnostic, MeshwrightError
-from meshwright.lower.denoising import DenoisingStep, denoising_step
+from meshwright.lower.denoising import DenoisingStep, denoising_step, ensemble_step
 from meshwright.plan import Plan, check
 from meshwright.plan.facet import wrong
-from meshwright.plan.facets.denoising import PATCHES, STAGES
+from meshwright.plan.facets.denoising import PATCHES, STAGES, Denoising
 from meshwright.quantity import gibibytes, seconds
 from meshwright.simulate.denoise import DenoisedTimes, denoised
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.denoise import Denoise
+from meshwright.spec.diffusion import NoisyClasses
 from meshwright.spec.model import Model
 
 
@@ -68,6 +70,7 @@ class DenoisingPrediction(msgspec.Struct, frozen=True, kw_only=True):
             "waiting_step_s": self.times.waiting_s,
             "exposed_s": self.exposed_s,
             "exchanged_bytes": self.times.sent_bytes,
+            "mixed_bytes": self.times.mixed_bytes,
         }
 
     def __str__(self) -> str:
@@ -86,11 +89,14 @@ def predict_denoising(
     plan = plan if plan.several else plan.on(cluster.num_devices)
     if found := denoising_violations(model, cluster, denoise, plan):
         raise MeshwrightError(found)
-    train = denoise.train(model)
+    train = denoise.train(model, plan.layout.dp)
     rows = train.global_batch // plan.layout.dp
     plan = msgspec.structs.replace(plan, pipeline=msgspec.structs.replace(plan.pipeline, microbatch=rows))
     costs = costs or standard(load_framework("fused"))
-    step = denoising_step(plan, model, cluster, train)
+    if denoise.experts > 1:
+        step = ensemble_step(plan, model, cluster, denoise)
+    else:
+        step = denoising_step(plan, model, cluster, train)
     stale = plan.denoising.stale
     times = denoised(step, costs, steps=denoise.steps, warmup=denoise.warmup, stale=stale)
     return DenoisingPrediction(
@@ -101,8 +107,12 @@ def predict_denoising(
         times=times,
         latency=timed(times.total_s, times.sigma, costs),
         memory=_memory(step, plan, cluster),
-        assumptions=(*_assumptions(denoise, model, stale), *convolution_assumptions(model, train, plan)),
-        cautions=_cautions(plan),
+        assumptions=(
+            *_assumptions(denoise, model, stale),
+            *_of_experts(denoise),
+            *convolution_assumptions(model, train, plan),
+        ),
+        cautions=_cautions(plan, denoise),
     )
 
 
@@ -112,10 +122,15 @@ def denoising_violations(model: Model, cluster: Cluster, denoise: Denoise, plan:
     Raises:
         MeshwrightError: W019 a model that makes no images, or a size that does not divide.
     """
-    train = denoise.train(model)
     if plan.several:
         return [wrong("P076", "images are made by a plan of one pool", "pools", "say one pool")]
-    layout, found = plan.layout, []
+    if isinstance(model.head, NoisyClasses):
+        message, help = f"{model.name} tells the class of noisy images", "name the model whose noise it was trained on"
+        return [Diagnostic(code="W019", message=message, place=f"model {model.name}", help=help)]
+    layout, found, train = plan.layout, [], denoise.train(model, plan.layout.dp)
+    if denoise.experts > 1:
+        found += _unmixed(plan, denoise)
+        denoise.router_model(model)
     if train.global_batch % layout.dp:
         message = f"dp={layout.dp} replicas do not share the {train.global_batch} rows of a step alike"
         found.append(wrong("P076", message, f"layout.dp = {layout.dp}", f"say a dp that divides {train.global_batch}"))
@@ -128,6 +143,22 @@ def denoising_violations(model: Model, cluster: Cluster, denoise: Denoise, plan:
         help = f"drop mb{said}; images= of --denoise says how many are made at a time"
         found.append(wrong("P076", message, f"pipeline.microbatch = {said}", help))
     return found or check(plan, model, cluster, train)
+
+
+def _unmixed(plan: Plan, denoise: Denoise) -> Iterator[Diagnostic]:
+    """Why a plan does not share out the experts of an ensemble."""
+    layout, said = plan.layout, plan.denoising
+    for axis in ("tp", "cp", "pp"):
+        if (size := getattr(layout, axis)) > 1:
+            message = f"{axis}={size}: an expert of an ensemble is whole on one rank"
+            yield wrong("P076", message, f"layout.{axis} = {size}", f"drop {axis}: replicas have the experts, dp alone")
+    if denoise.experts % layout.dp:
+        message = f"dp={layout.dp} replicas do not share the {denoise.experts} experts alike"
+        near = max(n for n in range(1, layout.dp + 1) if denoise.experts % n == 0)
+        yield wrong("P076", message, f"layout.dp = {layout.dp}", f"say dp{near} on as many devices, or other experts=")
+    if said != Denoising():
+        message = "stale= and halo= are about ranks that share an image, and an expert has one"
+        yield wrong("P076", message, "denoising", "drop them, or experts=")
 
 
 def _memory(step: DenoisingStep, plan: Plan, cluster: Cluster) -> tuple[RankMemory, ...]:
@@ -150,9 +181,24 @@ def _assumptions(denoise: Denoise, model: Model, stale: str) -> tuple[Assumption
     return tuple(out)
 
 
-def _cautions(plan: Plan) -> tuple[str, ...]:
+def _of_experts(denoise: Denoise) -> Iterator[Assumption]:
+    """Yield the assumptions of an ensemble."""
+    if denoise.experts == 1:
+        return
+    if not denoise.router:
+        yield Assumption("router", "no time", "workload word router= names a model that is priced", True)
+    if not denoise.whole:
+        yield Assumption("images of an expert", "as many as of another", "which are whose is known step by step", True)
+
+
+def _cautions(plan: Plan, denoise: Denoise) -> tuple[str, ...]:
     said = plan.denoising
     out = []
+    if not denoise.whole:
+        out.append(
+            f"active={denoise.active} is approximate: an image passes the experts that the router weighs most, "
+            f"{denoise.active} of {denoise.experts}"
+        )
     if said.stale == PATCHES:
         out.append("stale=patches is approximate: other ranks' patches are attended to as they were a step before")
     if said.stale == STAGES:

@@ -166,7 +166,7 @@ def predict(
             *(_one_image(model, cluster, train, plan, costs, own) if detail else ()),
             *doubts,
             *(one.text for one in (lowering, choice, allotment) if one is not None),
-            *approximate(plan, train, rounds),
+            *approximate(plan, model, train, rounds),
             *otherwise(plan),
             *fed_otherwise(plan),
             *swarm_cautions(plan),
@@ -302,7 +302,7 @@ def _round(run: Simulated) -> RoundTimes | None:
         delay=one.lag,
         waits_s=one.waits_s,
         part_bytes=most,
-        hidden_gbit_s=8e-9 * most / (one.lag * one.inner_s) if one.lag else None,
+        hidden_gbit_s=8e-9 * one.hidden_bytes_per_s if one.lag else None,
     )
 
 

@@ -280,7 +280,8 @@ def kv_memory(
         if drafting is not None and stage == 0:
             held["weights of the draft model"] = drafting.weight_bytes
             each += drafting.token_bytes * serve.engine.block
-        left = capacity * serve.engine.memory - sum(held.values())
+        share, used = serve.engine.memory, sum(held.values())
+        left = (capacity - used) * share if profile.of_free else capacity * share - used
         fixed.append((held, each))
         wanted = -(-int(length.max()) // serve.engine.block) * serve.engine.max_batch
         room.append((int(left / each) if each else wanted) if left > 0 else 0)

@@ -34,7 +34,7 @@ from meshwright.spec.serve_values import AUTO_BUDGET
 from meshwright.spec.workload import BIT_PRODUCTS, DTYPE_BYTES, WEIGHT_BYTES, Train
 
 #: Batching policies that never cut a prompt.
-WHOLE_PROMPTS = ("static", "orca", "vllm-v0")
+WHOLE_PROMPTS = ("static", "orca", "vllm-v0", "trtllm")
 
 
 def refused(plan: Plan, model: Model, cluster: Cluster, serve: Serve) -> list[Diagnostic]:

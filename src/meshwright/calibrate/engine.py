@@ -23,7 +23,7 @@ from meshwright.answer.latency import times_of
 from meshwright.answer.replica import built, host_times, paced
 from meshwright.atomic import write_bytes
 from meshwright.calibrate.fitting import bounded_step
-from meshwright.cost.engine import FORMAT_VERSION, EngineProfile
+from meshwright.cost.engine import FORMAT_VERSION, EngineProfile, engines
 from meshwright.cost.standard import serving_costs
 from meshwright.errors import MeshwrightError
 from meshwright.simulate.serve import simulate
@@ -160,7 +160,7 @@ def samples(folder: Path, progress: Callable[[str], None] = lambda line: None) -
                 plan.on(cluster.num_devices),
                 requests,
                 costs[library_of(name)],
-                NOTHING,
+                msgspec.structs.replace(NOTHING, **_facts(name)),
                 split=False,
             )
         except MeshwrightError:
@@ -281,7 +281,13 @@ def weights(measured: np.ndarray) -> np.ndarray:
 def _with(name: str, values: np.ndarray) -> EngineProfile:
     fields = {constant.name: float(value) for constant, value in zip(CONSTANTS, values)}
     graphs = {"graph_tokens": 0} if "" < month_of(name) < CAPTURED else {}
-    return EngineProfile(name=name, library=library_of(name), **fields, **graphs)
+    return EngineProfile(name=name, library=library_of(name), **fields, **graphs, **_facts(name))
+
+
+def _facts(name: str) -> dict[str, str | bool]:
+    """Return what is not fitted of an engine: what its code does."""
+    known = engines().get(name, NOTHING)
+    return {"policy": known.policy, "of_free": known.of_free}
 
 
 def _logs(

@@ -25,8 +25,13 @@ def _graphed(usual: Defaults) -> Defaults:
     return msgspec.structs.replace(usual, graphs=True)
 
 
-def _beside(usual: Defaults) -> Defaults:
-    return msgspec.structs.replace(usual, overlap=tuple(dict.fromkeys((*usual.overlap, "ep between nodes"))))
+def _overlapping(*exchanges: str) -> Callable[[Defaults], Defaults]:
+    """Return what makes defaults run some exchanges beside compute."""
+
+    def made(usual: Defaults) -> Defaults:
+        return msgspec.structs.replace(usual, overlap=tuple(dict.fromkeys((*usual.overlap, *exchanges))))
+
+    return made
 
 
 def _sorting(usual: Defaults) -> Defaults:
@@ -35,13 +40,16 @@ def _sorting(usual: Defaults) -> Defaults:
 
 #: The words by name, each with what it makes of a profile's defaults: the first FlashAttention (2205.14135); layers
 #: issued as CUDA graphs, which of the known stacks those of 8 bits have, whose quantising adds kernels to launch; a
-#: mixture's tokens sorted in one kernel; and the exchange of experts on other nodes beside compute. That exchanges of
-#: tensor parallelism run beside compute is none of them: five runs told it of a stack that does not overlap them.
+#: mixture's tokens sorted in one kernel; the exchange of experts beside compute where it leaves a scale-up domain, and
+#: everywhere, as in domains of many devices it is long too; and the exchanges of tensor parallelism beside compute,
+#: whether their products are sliced (Megatron-LM's tp-comm-overlap, nanotron's asynchronous linear layers).
 WORDS: dict[str, Callable[[Defaults], Defaults]] = {
     "first FlashAttention": _first_flash,
     "CUDA graphs": _graphed,
     "tokens sorted in one kernel": _sorting,
-    "experts' exchange beside compute": _beside,
+    "experts' exchange between nodes beside compute": _overlapping("ep between nodes"),
+    "experts' exchange beside compute": _overlapping("ep"),
+    "tensor parallelism's exchanges beside compute": _overlapping("tp"),
 }
 
 

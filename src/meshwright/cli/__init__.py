@@ -32,7 +32,7 @@ COMMANDS = {
     "whatif": "What a published technique does to a plan: gain, memory, exact or not",
     "recipe": "The fastest legal order of a recipe of data operators, with its time and memory",
     "lower": "The task graph of a plan, pass by pass",
-    "place": "A few tensors' placements completed for a model and a mesh, priced and trained",
+    "place": "Placements of a model's tensors, or of a computation of your own, completed, priced and trained",
     "export": "The plan as a configuration of a training or serving engine: Megatron-LM, vLLM, Kubernetes and more",
     "ui": "The question as a local page: controls, the live answer, a search with its progress",
     "explain": "What a word or an error code means",

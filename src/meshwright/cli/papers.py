@@ -77,10 +77,13 @@ def run(argv: list[str]) -> int:
             {"format_version": FORMAT_VERSION, "shipped": told, "checked": given.check, "papers": listed, **more}
         )
     else:
-        from meshwright.report.papers_text import compared, table
+        from meshwright.report.papers_text import compared, row, table
 
-        folded = not (given.all or state or given.id)
-        table(rows, console(), said="" if given.check else shipped().said, folded=folded)
+        said = "" if given.check else shipped().said
+        if given.id and rows:
+            row(*rows[0], console(), said=said)
+        else:
+            table(rows, console(), said=said, folded=not (given.all or state or given.id))
         if given.check:
             compared(found, differs, console())
     if given.report:

@@ -16,7 +16,7 @@ from meshwright.cli.needs import lacking
 from meshwright.cli.output import console, note, print_json, unwritable
 from meshwright.cli.question import OPTIONAL, WANTED, asked, path_of, read_parts
 from meshwright.cli.run_adapters import EXPORTS, adapted, reported, weights_of
-from meshwright.cli.run_data import not_there, opened, share_held_out, wrong_samples
+from meshwright.cli.run_data import not_there, opened, share_held_out, wrong_clusters, wrong_samples
 from meshwright.cli.run_feeding import batch_seconds, waits, wrong_workers
 from meshwright.cli.run_graph import is_graph_run, run_graph
 from meshwright.cli.run_images import run_images
@@ -227,7 +227,11 @@ def _read(given: RunOptions, wrong: list[Diagnostic]) -> tuple[Job, Callable[[An
         wrong.append(bad(f"--routing {given.routing}", f"{model.name} has no experts that a router chooses among"))
     if given.variances and not any(map(lowered.read, plan.kinds.lowered)):
         wrong.append(bad(f"--variances {given.variances}", "the plan has no operators in fewer bits: say lowered=bf16"))
-    wrong += wrong_samples(given, model) + ([] if plan.asks_peers or wrong else no_clients(given, plan))
+    wrong += (
+        wrong_samples(given, model)
+        + wrong_clusters(given, model, plan)
+        + ([] if plan.asks_peers or wrong else no_clients(given, plan))
+    )
     wrong += check(plan, model, cluster, train) or unexecutable(plan, model, train, precision=precision)
     if wrong:
         raise MeshwrightError(wrong)
@@ -308,6 +312,7 @@ def _job(given: RunOptions, numbers: dict[str, Any], precision: str, predicted: 
         judged_text=given.eval_data,
         judged_corpus=found.judged,
         augment=augment.read(given.augment),
+        clusters=given.clusters,
         steps=numbers.get("steps", steps),
         out=given.out,
         resume=given.resume,

@@ -71,6 +71,29 @@ def wrong_samples(given: RunOptions, model: Model) -> list[Diagnostic]:
     return wrong
 
 
+def wrong_clusters(given: RunOptions, model: Model, plan: Plan) -> list[Diagnostic]:
+    """The diagnostics of --clusters where nothing is clustered, or where the file is none."""
+    from meshwright.run.data import clustered
+    from meshwright.spec.diffusion import NoisyClasses
+    from meshwright.sync.policy import read
+
+    if not given.clusters:
+        return []
+    wrong, word = [], f"--clusters {given.clusters}"
+    paths = None if plan.several else read(plan.sync.policy).paths
+    experts = paths is not None and paths.mixed and _of_images(model)
+    if not experts and not isinstance(model.head, NoisyClasses):
+        wrong.append(bad(word, "experts of images (sync=ddm) or their router (num_labels) read clusters: drop it"))
+    if given.eval_data:
+        wrong.append(bad(f"{word} --eval-data", "the file is of --data alone: hold a part of it out, by --held-out"))
+    try:
+        clustered.read(given.clusters)
+        clustered.labels_for(model, given.clusters)
+    except MeshwrightError as error:
+        return wrong + list(error.diagnostics)
+    return wrong
+
+
 def _of_images(model: Model) -> bool:
     """Whether a model finds the noise in images, and not in videos."""
     from meshwright.spec import naming
@@ -87,7 +110,7 @@ def opened(given: RunOptions, model: Model, train: Train, plan: Plan, words: str
         MeshwrightError: D codes for everything that is wrong with them.
     """
     from meshwright.run import data
-    from meshwright.run.data import tokenizer
+    from meshwright.run.data import clustered, tokenizer
     from meshwright.run.data.named import DATA, said_by
     from meshwright.world.trace import read
 
@@ -96,6 +119,7 @@ def opened(given: RunOptions, model: Model, train: Train, plan: Plan, words: str
             folder = data.build(name, tokenizer.load(words), data.cache_folder(), say=note)
         microbatch = plan.pools[0].plan.pipeline.microbatch
         how = {"vocab": model.vocab, "model": model, "microbatch": microbatch, "place": f"{option} {name}"}
+        how["labels"] = clustered.labels_for(model, given.clusters) if option == DATA else None
         return str(folder), data.load(folder, train, **how)
 
     if launched():
@@ -106,6 +130,8 @@ def opened(given: RunOptions, model: Model, train: Train, plan: Plan, words: str
         raise MeshwrightError([bad(f"--world skew={said.skew:g}", help)])
     if given.held_out and getattr(text, "own_held_out", False):
         raise MeshwrightError([bad(f"--held-out {given.held_out}", "the data say which samples are held out: drop it")])
+    if given.clusters:
+        clustered.read(given.clusters, len(text.labels))
     judged = ""
     if given.eval_data:
         judged, _ = load(given.eval_data, EVAL_DATA)

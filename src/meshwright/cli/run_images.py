@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 READ = (
     *("plan_file", "model", "on", "plan", "denoise", "framework", "weights", "seed", "dtype", "device", "out", "json"),
 )
-WEIGHTS = "--weights FOLDER: meshwright weights makes one of a run's checkpoint"
+WEIGHTS = "--weights FOLDER, one for each expert: meshwright weights makes one of a run's checkpoint"
 PLANNED = '--plan "cp2 allgather stale=patches"'
 #: Types that --dtype may say.
 DTYPES = ("fp32", "bf16", "fp16", "float64")
@@ -53,6 +53,8 @@ def run_images(given: RunOptions, wrong: list[Diagnostic]) -> int:
 
     denoise = reading.part(given.denoise, lambda: parse(given.denoise))
     parts = reading.done(reading.model(), reading.cluster("images are made"), denoise, reading.costs(), reading.plan())
+    if wrong := _weights(given.weights, parts[2]):
+        raise MeshwrightError(wrong)
     prediction = _predicted(*parts)
     return _made(given, prediction, numbers.get("seed", 0))
 
@@ -69,6 +71,20 @@ def _unread(given: RunOptions) -> list[Diagnostic]:
             word = f"--{field.replace('_', '-')}"
             message = f"{word} is of training, and --denoise makes images"
             found.append(_bad("X004", message, "meshwright run --denoise", f"drop {word}, or --denoise"))
+    return found
+
+
+def _weights(text: str, denoise: Any) -> list[Diagnostic]:
+    """X003 for other weights than those of each expert, and of the router."""
+    found, count = [], len(text.split(",")) if denoise.experts > 1 or not Path(text).exists() else 1
+    if count != denoise.experts:
+        message = f"there are weights of {count} model{'s' * (count > 1)}, and experts={denoise.experts}"
+        help = "name a folder for each expert: --weights expert-0,expert-1 (meshwright weights --replica 1 writes one)"
+        found.append(_bad("X003", message, f"--weights {text}", help))
+    if denoise.router and not Path(denoise.router).is_dir():
+        message = f"{denoise.router} is no folder of weights, which a run weighs experts by"
+        help = "meshwright weights makes one of the router's checkpoint"
+        found.append(_bad("X003", message, f"--denoise router={denoise.router}", help))
     return found
 
 
@@ -107,6 +123,8 @@ def _made(given: RunOptions, prediction: DenoisingPrediction, seed: int) -> int:
         _write(given.out, images, job)
     if plan.layout.cp > 1 and plan.sequence.algorithm == "allgather" and not denoise.frames:
         found["predicted_sent_bytes"] = prediction.times.sent_bytes * _width(job.dtype, denoise.dtype)
+    elif denoise.experts > 1:  # summed in 32 bits at least
+        found["predicted_sent_bytes"] = prediction.times.mixed_bytes * (2 if job.dtype == "float64" else 1)
     else:  # exchanges of other ways are not counted
         found.pop("sent_bytes"), found.pop("exact_sent_bytes", None)
     found["predicted_s"] = prediction.latency.value
@@ -143,14 +161,15 @@ def _print(prediction: DenoisingPrediction, found: dict[str, Any]) -> None:
     out.print(f"{what} in {found['seconds']:.3g} s: {each * 1e3:.3g} ms a step")
     if (apart := found.get("apart")) is not None:
         exact = found["exact_seconds"]
-        out.print(f"waiting for every exchange: {exact:.3g} s, {exact / found['seconds']:.3g} times as long")
-        out.print(
-            f"images differ from those that waiting makes by {apart[-1]:.2%} of their length at the end; by step:"
-        )
+        waits = denoise.whole
+        first, other = ("waiting for every exchange", "waiting makes") if waits else ("all experts", "all experts make")
+        out.print(f"{first}: {exact:.3g} s, {exact / found['seconds']:.3g} times as long")
+        out.print(f"images differ from those that {other} by {apart[-1]:.2%} of their length at the end; by step:")
         every = max(1, -(-len(apart) // SHOWN))
         steps = sorted({*range(every, len(apart), every), len(apart)})
         out.print("  " + ", ".join(f"{step}: {apart[step - 1]:.2%}" for step in steps))
     if "sent_bytes" in found:
-        line = f"sent between patches by the busiest rank in a step: {found['sent_bytes']:,.0f} bytes"
+        what = "sent between patches by the busiest rank" if denoise.experts == 1 else "summed over experts by a rank"
+        line = f"{what} in a step: {found['sent_bytes']:,.0f} bytes"
         out.print(f"{line}, predicted {found['predicted_sent_bytes']:,.0f}")
     out.print(f"predicted {found['predicted_s']:.3g} s on {prediction.cluster.name}")

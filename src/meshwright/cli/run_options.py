@@ -64,6 +64,9 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         "PATH",
         "Text to train on: a file, .jsonl, .parquet, .arrow, .bin, .ds, a folder, a=0.7,b=0.3; or .npz, digits.",
     ) = ""
+    clusters: options.text(
+        "FILE.npz", "What samples are clustered by under sync=ddm: features or clusters; or what a router learns."
+    ) = ""
     lengths: options.text("FILE.csv", "Write the lengths of the text's documents, for a workload's lengths=.") = ""
     routing: options.text("FILE.json", "Write the choices of the model's routers, for a workload's routing=.") = ""
     variances: options.text(

@@ -52,6 +52,7 @@ class WeightsOptions(msgspec.Struct, frozen=True, kw_only=True):
     model: options.text("MODEL", "Take config.json, and a tokenizer, from there: a catalog name or a folder.") = ""
     dtype: options.text("TYPE", f"Convert to {', '.join(DTYPES)}; as they were trained if left out.") = ""
     head: options.text("NUMBER", "After sync=mhd or mas: which further head to write as the model's, 1 the first.") = ""
+    replica: options.text("NUMBER", "After sync=ddm or dipaco: whose model to write, 0 the first; 0 if left out.") = ""
     json: options.JSON = False
 
 
@@ -117,6 +118,10 @@ def _contradictions(given: WeightsOptions) -> list[Diagnostic]:
         refuse("L005", "--head of other than a run's published weights", "leave --head out")
     elif given.head and not (given.head.isascii() and given.head.isdecimal() and 0 < int(given.head[:9]) < 10**8):
         refuse("L005", f"--head {given.head} cannot be", "a number such as 2: the second head besides the model's own")
+    if given.replica and (distributed or given.format != "hub"):
+        refuse("L005", "--replica of other than a run's published weights", "leave --replica out")
+    elif given.replica and not (given.replica.isascii() and given.replica.isdecimal() and len(given.replica) < 9):
+        refuse("L005", f"--replica {given.replica} cannot be", "a number such as 1: the second of them")
     if given.format == "checkpoint" and given.dtype:
         refuse("L005", f"--dtype {given.dtype} with --format checkpoint", "a run converts by itself: leave it out")
     return found
@@ -150,14 +155,19 @@ def _own(given: WeightsOptions, config: Mapping[str, Any] | None) -> tuple[Path,
     else:
         found = of_run(source, read_index(source).meta, given.model)
         found = found if config is None else found._replace(config=config)
-        made = export_weights(source, given.to, dtype=dtype, companions=found, head=int(given.head or 0))
+        made = export_weights(source, given.to, dtype=dtype, companions=found, **_of(given))
     extra = read_index(source).meta.extra
     apart = "" if extra.get("joined", True) else ", within a round of local steps: the first replica's own weights"
     if apart and read(extra.get("sync", "step")).differing_models:
-        apart = f", of {extra['replicas']} replicas with models of their own: the first one's"
+        apart = f", of {extra['replicas']} replicas with models of their own: that of number {int(given.replica or 0)}"
     if "adapter" in extra and given.format == "dcp":
         apart += ": adapters alone, without the frozen base that they are for"
     return made, source, apart
+
+
+def _of(given: WeightsOptions) -> dict[str, int]:
+    """Which head, and which replica's model, is written."""
+    return {"head": int(given.head or 0), "replica": int(given.replica or 0)}
 
 
 def _foreign(given: WeightsOptions, config: Mapping[str, Any] | None) -> tuple[Path, Path, str]:

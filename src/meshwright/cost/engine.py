@@ -71,8 +71,9 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     token of its prompt (the tokenizer), and ``front_steps`` iterations (polls of the scheduler, answers handed on one
     iteration later).
 
-    ``library`` is whose collectives it runs. Memory: ``context_bytes`` of a process before the first tensor,
-    ``communicator_bytes`` of a group of ranks.
+    ``policy`` is how it batches by itself. ``library`` is whose collectives it runs. Memory: ``context_bytes`` of a
+    process before the first tensor, ``communicator_bytes`` of a group of ranks; ``of_free``: the share of the memory
+    that it is given is of what weights and activations leave (TensorRT-LLM), and not of the whole device's.
     ``sigma`` is the relative error of iterations of models that the constants never saw, ``front_sigma`` of the times
     to a first token; ``pace_sigma`` of everything that a server takes, from one time to another. ``until``: the last
     month (``2024-12``) whose versions it stands for, "" for those of today.
@@ -101,7 +102,9 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     front_steps: float = 0.0
     graph_tokens: int = 512
     each_stage: bool = False
+    policy: str = "vllm-v1"
     library: str = "vllm"
+    of_free: bool = False
     context_bytes: float = 1.0 * 2**30
     communicator_bytes: float = 256.0 * 2**20
     sigma: float = 0.2

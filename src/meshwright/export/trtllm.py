@@ -22,6 +22,7 @@ NAME, FILE = "trtllm", "trtllm.yaml"
 POLICIES = {
     "static": ("STATIC_BATCH", False),
     "orca": ("GUARANTEED_NO_EVICT", False),
+    "trtllm": ("GUARANTEED_NO_EVICT", False),
     "vllm-v1": ("MAX_UTILIZATION", True),
     "sarathi": ("MAX_UTILIZATION", True),
 }
@@ -35,7 +36,7 @@ STORED = ("int4", "mxfp4")
 def limits(d: Deployment) -> Iterator[Gap]:
     """Yield what the request needs and TensorRT-LLM cannot express."""
     yield from shared.room(d)
-    yield from shared.unknown(d, "batch_wait", "fill")
+    yield from shared.unknown(d, "batch_wait", "fill", "settle")
     yield from shared.policies(d, POLICIES, "vllm-v1")
     kv = {"fp8": "", d.compute if d.compute in DTYPES else "bf16": ""}
     yield from shared.one_of(
@@ -78,7 +79,8 @@ def settings(d: Deployment) -> dict[str, object]:
     if d.layout.adp > 1:
         found["enable_attention_dp"] = True
     if d.engine.batch_wait and d.layout.adp > 1:
-        found["attention_dp_config"] = {"enable_balance": True, "timeout_iters": d.engine.batch_wait}
+        waits = {"timeout_iters": d.engine.batch_wait, "batching_wait_iters": d.engine.settle}
+        found["attention_dp_config"] = {"enable_balance": True} | waits
     elif d.engine.batch_wait:
         found |= {"batch_wait_timeout_iters": d.engine.batch_wait, "batch_wait_max_tokens_ratio": d.engine.fill or 1.0}
     if d.plan.experts.ep > 1:

@@ -10,7 +10,7 @@ import msgspec
 
 from meshwright.layers.kind import Flops, Held, Kind, Tokens
 from meshwright.layers.pieces import Context, Piece, linear, norm
-from meshwright.spec.diffusion import Denoised, DimSwitch, Latents, Modulation
+from meshwright.spec.diffusion import Denoised, DimSwitch, Latents, Modulation, NoisyClasses
 from meshwright.work import Collective, Elementwise
 
 
@@ -71,7 +71,27 @@ def denoised_pieces(c: Context, spec: Denoised) -> list[Piece]:
     return [norm(c, "final norm"), *modulation_pieces(c, Modulation(vectors=2)), *product, loss]
 
 
-def whole(spec: Latents | Modulation | Denoised, c: Context) -> Held:
+def class_pieces(c: Context, spec: NoisyClasses) -> list[Piece]:
+    """Norm and modulation of every token, their mean, and the product and cross-entropy of each sequence."""
+    at, size = c.sequences_only(), c.shard_tokens * c.hidden * c.element
+    once, out = at.tokens * c.hidden * c.element, float(at.tokens * spec.rows)
+    mean = Piece(name="mean of tokens", forward=Elementwise(num_bytes=size), backward=Elementwise(num_bytes=size))
+    loss = Piece(
+        name="cross-entropy",
+        forward=Elementwise(num_bytes=out * (c.element + 8.0), kernels=2),
+        backward=Elementwise(num_bytes=out * (8.0 + c.element)),
+        saved=out * 4.0,
+    )
+    product = linear(at, "classes", spec.rows, c.hidden, bias=True, saved=once, held=once)
+    return [norm(c, "final norm"), *modulation_pieces(c, Modulation(vectors=2)), mean, *product, loss]
+
+
+def class_flops(spec: NoisyClasses, tokens: Tokens) -> Flops:
+    """Every sequence multiplies both products."""
+    return Flops(weights=2 * spec.num_params(tokens.hidden) * tokens.rows)
+
+
+def whole(spec: Latents | Modulation | Denoised | NoisyClasses, c: Context) -> Held:
     """Return the parameters, all of them on every tensor-parallel rank."""
     return Held(whole=float(spec.num_params(c.hidden)), low=False)
 
@@ -98,4 +118,5 @@ KINDS = (
     Kind(name="modulation", record=Modulation, pieces=modulation_pieces, params=whole, flops=modulation_flops),
     Kind(name="dim switch", record=DimSwitch, pieces=switch_pieces, params=nothing_held),
     Kind(name="denoised", record=Denoised, pieces=denoised_pieces, params=whole, flops=denoised_flops),
+    Kind(name="noisy classes", record=NoisyClasses, pieces=class_pieces, params=whole, flops=class_flops),
 )

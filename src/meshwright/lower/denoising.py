@@ -14,6 +14,7 @@ from meshwright.lower.roles import PassRole
 from meshwright.lower.stages import Stages
 from meshwright.plan import Plan
 from meshwright.spec.cluster import Cluster
+from meshwright.spec.denoise import Denoise
 from meshwright.spec.diffusion import Latents
 from meshwright.spec.model import Model
 from meshwright.spec.unet import LatentStem
@@ -23,7 +24,9 @@ from meshwright.spec.workload import Train
 class DenoisingStep(msgspec.Struct, frozen=True, kw_only=True):
     """The passes of one step by pipeline rank, the message from each to the next, and the one by which the first has
     what the last one found (None where they are one). ``weights`` are the bytes of each rank's, ``working`` those that
-    its widest layer leaves behind while it is computed, ``kept`` those of other ranks' keys and values."""
+    its widest layer leaves behind while it is computed, ``kept`` those of other ranks' keys and values. Of an ensemble
+    a rank passes so many experts (``repeats``) one after the other, behind the ``router``, and ranks sum what they have
+    found by ``mixing``, ``mixed_bytes`` of a rank; None where one rank has all."""
 
     passes: tuple[Program, ...]
     onward: tuple[Program, ...]
@@ -31,6 +34,39 @@ class DenoisingStep(msgspec.Struct, frozen=True, kw_only=True):
     weights: tuple[float, ...]
     working: float
     kept: float
+    repeats: int = 1
+    router: Program | None = None
+    mixing: Program | None = None
+    mixed_bytes: float = 0.0
+
+    def runs(self, rank: int) -> tuple[Program, ...]:
+        """The passes of a rank in a step, in their order."""
+        return (*((self.router,) if self.router is not None else ()), *(self.passes[rank],) * self.repeats)
+
+
+def ensemble_step(plan: Plan, model: Model, cluster: Cluster, denoise: Denoise) -> DenoisingStep:
+    """Lower one step of experts that are dealt out to the replicas of a legal plan, each whole on its rank.
+
+    The noise of an image is found with its guidance on every rank, and summed over ranks in 32 bits. Images go evenly
+    to the experts that are active.
+    """
+    count, images = denoise.passes(plan.layout.dp)
+    some = msgspec.structs.replace(denoise, images=images)
+    step = denoising_step(plan, model, cluster, some.train(model, plan.layout.dp))
+    held, router, aside = denoise.experts // plan.layout.dp, denoise.router_model(model), 0.0
+    if router is not None:
+        told = msgspec.structs.replace(denoise, guidance=False)
+        first = denoising_step(plan, router, cluster, told.train(router, plan.layout.dp))
+        router, aside = first.passes[0], first.weights[0]
+        step = msgspec.structs.replace(step, working=max(step.working, first.working))
+    mixing, size = None, 0.0
+    if plan.layout.dp > 1:
+        size = 4.0 * denoise.images * denoise.tokens(model) * model.embedding.inner
+        mesh = Mesh(plan, cluster)
+        stages = Stages(plan, model, denoise.train(model, plan.layout.dp), mesh, frozen=True)
+        mixing = Binder(stages, mesh).moving((("all_reduce", size, stages.context().dp_group),))
+    weights = tuple(own * held + aside for own in step.weights)
+    return msgspec.structs.replace(step, repeats=count, router=router, mixing=mixing, mixed_bytes=size, weights=weights)
 
 
 def denoising_step(plan: Plan, model: Model, cluster: Cluster, train: Train) -> DenoisingStep:

@@ -45,6 +45,8 @@ def add_exchanges(
     exchanger = _Exchanger(builder, roles, facts, orders, computes)
     gathered = exchanger.gather_ahead()
     reduced = Reduced() if facts.frozen else exchanger.reduce()
+    if not facts.overlap_dp and len(gathered[0]) and len(reduced.task):
+        exchanger.in_turn(*gathered, reduced)
     return msgspec.structs.replace(reduced, gathers=gathered[0], gathered_for=gathered[1])
 
 
@@ -114,6 +116,18 @@ class _Exchanger:
             units=tuple(units for _, units in self._exchanged(at)),
             reduced_for=tuple(places),
         )
+
+    def in_turn(self, gathers: np.ndarray, places: tuple[np.ndarray, ...], reduced: Reduced) -> None:
+        """Nothing runs beside anything: the gather in front of a pass is issued once the reduction of the passes
+        before it is over, as calls that return when they are done have it."""
+        at = places[0]
+        before = np.searchsorted(reduced.reduced_for[0], at) - 1
+        rank = self.rank_of[self.computes[0].action[at]]
+        some = np.flatnonzero(before >= 0)
+        some = some[reduced.rank[before[some]] == rank[some]]
+        for mine, reduced_for in zip(places, reduced.reduced_for):  # slices of other lengths may have another order
+            some = some[reduced_for[before[some]] < mine[some]]
+        self.builder.depend(gathers[some], reduced.task[before[some]])
 
     def _encode(self, at: np.ndarray, after: list[np.ndarray]) -> list[np.ndarray]:
         """Gradients are encoded before they travel, beside the computation; the tasks of each class of slices."""

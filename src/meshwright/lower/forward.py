@@ -36,6 +36,10 @@ from meshwright.spec.routing import Routing
 from meshwright.spec.workload import WEIGHT_BYTES, Train, multiplied_bytes
 from meshwright.work import Collective, Group
 
+#: Heads that kernels of sparse latent attention compute at least, by the device's architecture: queries of ranks with
+#: fewer are filled up with zeros in front of FlashMLA's kernel for prompts (``_forward_flashmla_sparse`` of SGLang's
+#: nsa_backend.py, ``FlashMLASparseImpl`` of vLLM). Its kernel for Blackwell has 128, and engines have others there.
+SPARSE_HEADS = {"Hopper": 64}
 #: Learned tokens in front of each stream of a token (ParScale, 2505.10475, section 3).
 STREAM_PREFIX = 48
 
@@ -196,7 +200,9 @@ class Forward:
         if streams > 1:
             past += STREAM_PREFIX
         if not self._read_once(mixing, new, past):
-            return entries(self._one, mixing, group * streams, new, past, low=low, unfused=self.unfused)
+            least = SPARSE_HEADS.get(self.mesh.cluster.islands[0].device.architecture, 1)
+            said = {"low": low, "unfused": self.unfused, "sparse_heads": least}
+            return entries(self._one, mixing, group * streams, new, past, **said)
         cores = self.mesh.cluster.islands[0].device.num_sms
         own = entries(self._one, mixing, group, new, past - self.shared, low=low, unfused=self.unfused)
         return [*own, *prefix_once(self._one, mixing, group, self.shared, len(own), cores)]

@@ -80,9 +80,12 @@ def sees(spec: Attention, context: int) -> int:
     return min(n for n in (window, spec.index_top_k) if n) if window or spec.index_top_k else 0
 
 
-def core(c: Context, spec: Attention, batch: int, new: int, past: int, *, low: bool) -> AttentionCore:
+def core(
+    c: Context, spec: Attention, batch: int, new: int, past: int, *, low: bool, sparse_heads: int = 1
+) -> AttentionCore:
     """Return the attention of `batch` requests that compute `new` tokens each behind `past` others, on a rank that has
-    all of their cache. `low`: the cache is in 8 bits, which decoding multiplies as they are."""
+    all of their cache. `low`: the cache is in 8 bits, which decoding multiplies as they are. Prompts whose queries
+    choose what they attend to are computed by a kernel of so many `sparse_heads`, or several times as many."""
     heads, kv, width, v_width = spec.heads // c.tp, kv_heads(c, spec), spec.head_dim, spec.v_head_dim
     if spec.kv_lora_rank:
         # decoding reads the latent once for all heads (DeepSeek-V2, 2405.04434, section 2.1.2); prompts expand it, but
@@ -91,6 +94,7 @@ def core(c: Context, spec: Attention, batch: int, new: int, past: int, *, low: b
         kv = 1 if absorbed else heads
         if absorbed:
             width, v_width = spec.kv_lora_rank + spec.rope_head_dim, spec.kv_lora_rank
+            heads = -(-heads // sparse_heads) * sparse_heads if new > 1 else heads
     window = sees(spec, past + new)
     keys = min(past + new, spec.window + new - 1) if spec.window else past + new
     return AttentionCore(
@@ -107,14 +111,23 @@ def core(c: Context, spec: Attention, batch: int, new: int, past: int, *, low: b
 
 
 def entries(
-    c: Context, mixing: Mixing, batch: int, new: int, past: int, *, low: bool, unfused: bool = False
+    c: Context,
+    mixing: Mixing,
+    batch: int,
+    new: int,
+    past: int,
+    *,
+    low: bool,
+    unfused: bool = False,
+    sparse_heads: int = 1,
 ) -> list[Entry]:
     """Return the tasks by which the ranks of `c` mix the tokens of `batch` requests; `unfused` attention stores its
-    scores."""
+    scores. `sparse_heads` are those of :func:`core`."""
     if mixing.spec is None:
         rows = {"batch": batch, "seq_len": new}
         return _chain([("scan", "compute", msgspec.structs.replace(work, **rows)) for work in mixing.kernels])
-    whole, chosen = core(c, mixing.spec, batch, new, past, low=low), _chosen(c, mixing.spec, batch, new, past)
+    whole = core(c, mixing.spec, batch, new, past, low=low, sparse_heads=sparse_heads)
+    chosen = _chosen(c, mixing.spec, batch, new, past)
     if unfused:
         return _behind(chosen, _unfused(c, whole))
     if c.plan.layout.cp == 1:

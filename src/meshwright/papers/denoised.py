@@ -17,6 +17,7 @@ from meshwright.spec.model import load as load_model
 IMAGES: Mapping[str, tuple[str, Callable[[DenoisingPrediction], float]]] = {
     "latency": ("s", lambda p: p.latency.value),
     "throughput": ("images/s", lambda p: p.images_per_s),
+    "bytes of experts' sum": ("bytes", lambda p: p.times.mixed_bytes),
     "bytes between patches": ("bytes", lambda p: p.times.sent_bytes),
 }
 

@@ -143,5 +143,6 @@ RECIPES: dict[str, Function] = {
     "regroup_experts": regroup_experts,
     "two_axes_of_a_sequence": two_axes_of_a_sequence,
     "rounds_of_local_steps": stepping_apart("diloco:h=500"),
+    "experts_on_clusters": stepping_apart("ddm"),
     "neighbours_beside_the_step": stepping_apart("gossip:graph=exponential,overlap=yes"),
 }

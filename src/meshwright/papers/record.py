@@ -41,7 +41,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class Switch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a user has the technique in a case of their own: ``words`` of a plan, a workload or a command, and a whole
     ``command`` with them in it (of ``meshwright``, without its name), ``first`` one that must have run before. MODEL,
-    FOLDER, TRACE and PLACEMENTS in them are the user's own."""
+    FOLDER, TRACE, PLACEMENTS and COMPUTATION in them are the user's own."""
 
     words: str
     command: str

@@ -143,8 +143,10 @@ def write(states: Mapping[str, PaperState], path: str | Path, *, version: str, t
 
 
 def _rounded(figure: Figure) -> Figure:
-    """Six digits: no more are shown, and the rest depends on the processor."""
-    return msgspec.structs.replace(figure, ours=float(f"{figure.ours:.6g}"))
+    """Six digits: no more are shown, and the rest depends on the processor; all of them where the judgement of the
+    figure, such as equal, needs more."""
+    short = msgspec.structs.replace(figure, ours=float(f"{figure.ours:.6g}"))
+    return short if short.ok == figure.ok else figure
 
 
 __all__ = ["NAME", "Shipped", "Unsettled", "code_digest", "differences", "shipped", "write"]

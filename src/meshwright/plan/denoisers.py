@@ -8,12 +8,13 @@ from math import isqrt
 from meshwright.errors import Diagnostic
 from meshwright.plan.facets.feedback import CHAIN
 from meshwright.plan.record import Plan
-from meshwright.spec.diffusion import LATENT_PIXELS, Denoised, Latents
+from meshwright.spec.diffusion import LATENT_PIXELS, Denoised, Latents, NoisyClasses
 from meshwright.spec.encoded import denoiser_of, entry_of, is_encoded, latent_work
 from meshwright.spec.layers import Dense
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 from meshwright.sync.policy import read
+from meshwright.sync.record import SyncPolicy
 
 
 def _bad(code: str, message: str, place: str, help: str) -> Diagnostic:
@@ -23,12 +24,12 @@ def _bad(code: str, message: str, place: str, help: str) -> Diagnostic:
 def unbuilt_denoiser(model: Model, activations: tuple[str, ...]) -> Iterator[str]:
     """Yield each part of a diffusion transformer that has no module."""
     model = denoiser_of(model)
-    if not isinstance(model.embedding, Latents) or not isinstance(model.head, Denoised):
-        yield "it does not read latents and find their noise"
+    if not isinstance(model.embedding, Latents) or not isinstance(model.head, Denoised | NoisyClasses):
+        yield "it does not read latents and find their noise, or their class"
         return
     if model.hidden % 4:
         yield f"its width {model.hidden} is no multiple of 4, and places are written in sines and cosines of two"
-    if model.head.channels < model.embedding.channels:
+    if isinstance(model.head, Denoised) and model.head.channels < model.embedding.channels:
         yield f"it writes {model.head.channels} channels, and the noise has {model.embedding.channels}"
     for block in model.blocks:
         if block.attention is None or not isinstance(block.mlp, Dense):
@@ -58,8 +59,11 @@ def unexecutable_denoiser(plan: Plan, model: Model, train: Train) -> Iterator[Di
     if plan.feedback.way != CHAIN:
         found.append((f"feedback.way = {plan.feedback.way}", "errors enter blocks of text", "drop feedback="))
     policy = read(plan.sync.policy)
-    if policy.merged is not None or policy.taught is not None or policy.paths is not None:
+    modules = policy.paths is not None and not policy.paths.mixed
+    if policy.merged is not None or policy.taught is not None or modules:
         found.append((f"sync.policy = {plan.sync.policy}", "its heads or paths are of text", "take another sync"))
+    if isinstance(model.head, NoisyClasses):
+        found += _of_classes(plan, policy)
     if policy.helpers or policy.rule.decider is not None:
         why = "peers that only sum, and clients of a server, are not tried with samples that are noised"
         found.append((f"sync.policy = {plan.sync.policy}", why, "take another sync"))
@@ -84,9 +88,23 @@ def _encoded(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic]:
     if policy := read(plan.sync.policy):
         if policy.reference or policy.rule.forwards:
             found.append((f"sync = {plan.sync.policy}", "its steps pass a batch more than once", "take another sync"))
+        if policy.paths is not None:
+            why = "samples are routed by themselves, and not by what is made of them"
+            found.append((f"sync = {plan.sync.policy}", why, "take another sync"))
     for place, why, help in found:
         said, where = place.partition(" = ")[0], f"plan.{place}"
         yield _bad("P033", f"{said} of {name} is priced and not run: {why}", where, help)
+
+
+def _of_classes(plan: Plan, policy: SyncPolicy) -> Iterator[tuple[str, str, str]]:
+    """Yield what a classifier of noisy samples, which is small, does not share out: place, reason and help."""
+    why = "a sample's class is told by the mean of its tokens, which one rank has"
+    for axis in ("tp", "cp"):
+        if (size := getattr(plan.layout, axis)) > 1:
+            yield f"layout.{axis} = {size}", why, f"take {axis}1: ranks of dp share out the samples"
+    if policy.paths is not None:
+        why = "its classes are the clusters that experts are trained on, and it is one model"
+        yield f"sync.policy = {plan.sync.policy}", why, "drop sync"
 
 
 def _workload(model: Model, train: Train) -> Iterator[Diagnostic]:

@@ -20,7 +20,11 @@ def unexecutable_images(plan: Plan, model: Model, denoise: Denoise) -> list[Diag
     if not naming.denoises(model):
         message = f"{model.name} is predicted, and makes no images: its feature maps have no modules"
         return [_bad("P030", message, f"model {model.name}", "a diffusion transformer, such as dit-xl-2-256")]
-    found = unexecutable(plan, model, denoise.train(model))
+    found = unexecutable(plan, model, denoise.train(model, plan.layout.dp))
+    if denoise.experts > 1 and not denoise.router:
+        message = f"{denoise.experts} experts are weighed by a router in each step, and none is said"
+        help = "router=FOLDER: weights of a diffusion transformer with num_labels, trained on --clusters"
+        found.append(_bad("P033", message, f"--denoise experts={denoise.experts}", help))
     if denoise.steps > NOISE_STEPS:
         message = f"{denoise.steps:,} steps, and the noise has {NOISE_STEPS:,}"
         found.append(_bad("P033", message, f"--denoise steps={denoise.steps}", f"say steps={NOISE_STEPS} or fewer"))

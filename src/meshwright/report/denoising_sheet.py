@@ -22,6 +22,8 @@ def sheet(prediction: DenoisingPrediction) -> Sheet:
         ("waited for", seconds(prediction.exposed_s)),
         ("sent between patches by a rank", f"{times.sent_bytes / 1e6:,.1f} MB"),
     ]
+    if times.mixed_bytes:
+        steps.append(("summed over experts by a rank", f"{times.mixed_bytes / 1e6:,.3g} MB"))
     return Sheet(
         name=f"{prediction.model.name} on {prediction.cluster.name}",
         fits=prediction.fits,

@@ -57,6 +57,22 @@ def table(rows: list[tuple[Paper, PaperState]], console: Console, *, said: str, 
             page.quiet(f"not executed here: {why}; what was checked there is simulated")
 
 
+def row(paper: Paper, state: PaperState, console: Console, *, said: str) -> None:
+    """Print one row as its state has it: mechanism, claim, the paper's figures beside ours, what is missing. Nothing is
+    computed."""
+    with Page(console) as page:
+        _head(paper, state, page)
+        _figures(state.figures, page)
+        if state.why:
+            page.title("Off or missing")
+            page.rows([(Text(one),) for one in state.why.split("; ")])
+        page.print()
+        if said:
+            page.quiet(said)
+        if state.judged:
+            page.quiet(f"meshwright reproduce {paper.id}: the same computed now, with what is assumed")
+
+
 def _sections(rows: list[tuple[Paper, PaperState]]) -> list[tuple[str, list[tuple[Paper, PaperState]]]]:
     """Rows by state, under titles that say what a user gets."""
     found = [(TITLES[state], [row for row in rows if row[1].state == state]) for state in STATES]
@@ -100,23 +116,11 @@ def shown(figure: Figure) -> tuple[str, str, str, str, str]:
 def reproduced(paper: Paper, outcome: Outcome | None, state: PaperState, console: Console) -> None:
     """Print one row in full: what it does and claims, the paper's figures beside ours, assumptions."""
     with Page(console) as page:
-        page.print(Text(f"{paper.id}: {state.state}", f"bold {STYLE[state.state]}"))
-        page.print(Text(paper.title))
-        page.quiet(f"{paper.cited}; source: {paper.source}" if paper.verified else "source: unverified")
-        page.print(Text(paper.mechanism), indent=2)
-        for name, text in claims(paper):
-            page.quiet(f"{name}: {text}")
+        _head(paper, state, page)
         if outcome is None:
             page.quiet(f"missing: {state.why}")
             return
-        if outcome.figures:
-            page.title("The paper's figures and ours")
-            heads = ("figure", "paper", "ours", "error", "asked", "")
-            cells = [(*shown(f), "ok" if f.ok else "no") for f in outcome.figures]
-            page.rows([tuple(Text(h, "dim") for h in heads), *(_cells(c) for c in cells)])
-        if missed := misses(outcome.figures):
-            page.title(FAR)
-            page.rows([(Text(f.what), Text(f.why)) for f in missed])
+        _figures(outcome.figures, page)
         if outcome.facts:
             page.title("What must hold")
             page.rows(
@@ -132,6 +136,26 @@ def reproduced(paper: Paper, outcome: Outcome | None, state: PaperState, console
             if texts:
                 page.title(title)
                 page.rows([(Text(t),) for t in texts])
+
+
+def _head(paper: Paper, state: PaperState, page: Page) -> None:
+    page.print(Text(f"{paper.id}: {state.state}", f"bold {STYLE[state.state]}"))
+    page.print(Text(paper.title))
+    page.quiet(f"{paper.cited}; source: {paper.source}" if paper.verified else "source: unverified")
+    page.print(Text(paper.mechanism), indent=2)
+    for name, text in claims(paper):
+        page.quiet(f"{name}: {text}")
+
+
+def _figures(figures: Sequence[Figure], page: Page) -> None:
+    if figures:
+        page.title("The paper's figures and ours")
+        heads = ("figure", "paper", "ours", "error", "asked", "")
+        cells = [(*shown(f), "ok" if f.ok else "no") for f in figures]
+        page.rows([tuple(Text(h, "dim") for h in heads), *(_cells(c) for c in cells)])
+    if missed := misses(figures):
+        page.title(FAR)
+        page.rows([(Text(f.what), Text(f.why)) for f in missed])
 
 
 def misses(figures: Iterable[Figure]) -> list[Figure]:

@@ -49,6 +49,11 @@ def print_placed(found: PlacedPrediction, said: Annotations, run: PlacedRun | No
         markup=False,
         soft_wrap=True,
     )
+    run_text(run, out)
+
+
+def run_text(run: PlacedRun | None, out: Console) -> None:
+    """Print the losses of a run beside one process's, and how far apart they are; nothing where none was asked for."""
     if run is not None:
         out.print()
         for step, (mine, alone) in enumerate(zip(run.losses, run.alone)):

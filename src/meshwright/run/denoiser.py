@@ -1,5 +1,6 @@
 """Modules of diffusion transformers: patches of noisy samples, blocks whose norms a step and a class decide, and the
-loss of the noise that is found (DiT, Peebles and Xie, 2212.09748; for videos Latte, Ma et al., 2401.03048).
+loss of the noise that is found, or of a noisy sample's class (DiT, Peebles and Xie, 2212.09748; for videos Latte, Ma et
+al., 2401.03048).
 
 What flows between them is [1 + s, b, hidden]: first what each sample is told of its step and class, then its tokens.
 The modulation of blocks and of the last layer begins at zero (adaLN-Zero), so that a block begins as the identity.
@@ -10,6 +11,8 @@ are whole on every tensor-parallel rank.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -17,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from meshwright.run import noise
 from meshwright.run.collect import sum_over
+from meshwright.run.data.samples import PADDING
 from meshwright.run.dims import DimCore, own_tokens, per_frame, switched
 from meshwright.run.linear import matmul
 from meshwright.run.parameters import INIT_STD
@@ -75,7 +79,8 @@ class DenoiserEmbedding(nn.Module):
     def forward(self, p: Pass) -> torch.Tensor:
         shared, spec = self.shared, self.spec
         found = noise.drawn(tuple(p.tokens.shape), p.rows, shared.seed, p.step, shared.train.global_batch)
-        told = torch.where(found.untold, max(0, spec.classes - 1), p.targets)
+        # rows that fill up a batch to judge by are of no class, and nothing is made of what is found in them
+        told = torch.where(found.untold | padded(p.targets), max(0, spec.classes - 1), p.targets)
         cut = noise.patches(noise.noisy(p.tokens, found), spec.patch)
         return self.entered(cut[:, p.positions], found.steps, told, p.positions)
 
@@ -94,6 +99,11 @@ class DenoiserEmbedding(nn.Module):
         if self.classes is not None:
             told = told + F.embedding(classes, self.classes)
         return torch.cat((told.unsqueeze(0), x))
+
+
+def padded(targets: torch.Tensor) -> torch.Tensor:
+    """Which of some samples fill up a batch to judge by, bool [b]; values, unlike classes, have none."""
+    return torch.zeros_like(targets, dtype=torch.bool) if targets.is_floating_point() else targets == PADDING
 
 
 class DenoiserLayer(nn.Module):
@@ -155,6 +165,8 @@ class DenoiserHead(nn.Module):
         two = Modulation(vectors=2).vectors * hidden
         self.modulation = WholeLinear(shared, "final_layer.adaLN_modulation.1", (two, hidden), init=AT_FIRST)
         self.out = WholeLinear(shared, "final_layer.linear", (self.spec.inner, hidden), init=AT_FIRST)
+        #: Called with the mean squared error of each sample [1, b], where somebody wants it.
+        self.told: Callable[[torch.Tensor], None] | None = None
 
     def found(self, x: torch.Tensor) -> torch.Tensor:
         """The output for each token, [s, b, numbers of a patch]: the noise, and whatever else the model tells."""
@@ -171,9 +183,40 @@ class DenoiserHead(nn.Module):
         wanted = wanted[:, shared.my_shard(tokens)].transpose(0, 1)
         found = noise.from_found(self.found(x), self.spec, channels)
         found = found.to(torch.promote_types(found.dtype, torch.float32))
-        lost = (found - wanted.to(found.dtype)).square().mean((-3, -2, -1)).sum() * p.scale
+        each = (found - wanted.to(found.dtype)).square().mean((-3, -2, -1)).masked_fill(padded(p.targets), 0.0)
+        if self.told is not None:
+            of = each.sum(0, keepdim=True) / shared.train.seq_len
+            self.told(sum_over(of, shared.tp) if shared.sp else of)
+        lost = each.sum() * p.scale
         return sum_over(lost, shared.tp) if shared.sp else lost
 
     def _last(self) -> torch.Tensor:
         model = self.shared.model
         return own_tokens(self.shared, model.block(model.num_layers - 1).attention.over)
+
+
+class NoisyClassesHead(nn.Module):
+    """The class of noisy samples, by the mean of their tokens, and its cross-entropy."""
+
+    def __init__(self, shared: Shared, tied: nn.Module | None):
+        """`tied`: None, as there is no table."""
+        super().__init__()
+        self.shared, hidden = shared, shared.model.hidden
+        two = Modulation(vectors=2).vectors * hidden
+        self.modulation = WholeLinear(shared, "final_layer.adaLN_modulation.1", (two, hidden), init=AT_FIRST)
+        self.out = WholeLinear(shared, "final_layer.linear", (shared.model.head.rows, hidden), init=AT_FIRST)
+        #: Held-out samples that were classified rightly since somebody set it to 0.
+        self.right: torch.Tensor | int = 0
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """[b, classes] of hidden states [1 + s, b, hidden], in 32 bits at least."""
+        told, x = x[0], x[1:]
+        found = self.out(modulated(x, *self.modulation(F.silu(told)).chunk(2, dim=-1)).mean(0))
+        return found.to(torch.promote_types(found.dtype, torch.float32))
+
+    def forward(self, x: torch.Tensor, p: Pass) -> torch.Tensor:
+        """The loss of a microbatch times ``p.scale``, which counts a sample's tokens."""
+        logits = self.logits(x)
+        if p.step < 0:
+            self.right = self.right + (logits.argmax(1) == p.targets).sum()
+        return F.cross_entropy(logits, p.targets, reduction="sum") * (p.scale * self.shared.train.seq_len)

@@ -6,7 +6,7 @@ what the noise is found to be: DDIM without noise of its own (Song et al., 2010.
 of the noise as there are, evenly. Ranks of ``cp`` share patches of an image (:mod:`.patch_core`), those of ``dp`` the
 rows. Stages of a pipeline hand hidden states on within a step; under ``stale=stages`` each goes on from what the one
 before it has left in the step before, with what that was told of its step and class (AsyncDiff, Chen et al.,
-2406.06911).
+2406.06911). Of an ensemble the ranks of ``dp`` have experts in place of rows (:mod:`.ensemble`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from meshwright.run import mesh, noise
 from meshwright.run.attention import local_positions
 from meshwright.run.collect import all_gather
 from meshwright.run.dims import switched
+from meshwright.run.ensemble import RankExperts
 from meshwright.run.model import Stage
 from meshwright.run.parameters import Maker
 from meshwright.run.parts import Pass, Shared
@@ -44,7 +45,8 @@ GUIDANCE = 4.0
 
 
 class ImagesJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Images to be made: by a ``plan`` with its replicas said, from ``weights``; ``dtype`` is computed in."""
+    """Images to be made: by a ``plan`` with its replicas said, from ``weights``, of an ensemble those of each expert
+    behind a comma; ``dtype`` is computed in."""
 
     model: Model
     plan: Plan
@@ -57,7 +59,7 @@ class ImagesJob(msgspec.Struct, frozen=True, kw_only=True):
 class Made(NamedTuple):
     """Images that were made: this rank's ``patches`` [images, s, channels, side, side] behind every step, or behind the
     last where none are compared, [] where the rank has none; seconds of all steps together, and the most bytes that a
-    rank sent to others' attention in a step."""
+    rank sent to others' attention, or brought into the sum over experts, in a step."""
 
     patches: list[torch.Tensor]
     seconds: float
@@ -80,7 +82,9 @@ def make(world: World, job: ImagesJob, keep: bool = True) -> dict[str, Any]:
     with torch.no_grad():
         rank.steps(Denoising(), 1)  # what is made first is loaded first
         said = job.plan.denoising
-        exact = None if said.exact else rank.steps(Denoising(), job.denoise.steps)
+        exact = rank.steps(Denoising(), job.denoise.steps) if rank.compares else None
+        if rank.experts is not None:
+            rank.experts.active = job.denoise.active or job.denoise.experts
         found = rank.steps(said, job.denoise.steps)
     out: dict[str, Any] = {"seconds": found.seconds, "sent_bytes": found.sent_bytes}
     if exact is not None:
@@ -112,24 +116,28 @@ class ImageRank:
         layers = stage_layers(plan, model)
         self.first, self.last = pp.index == 0, pp.index == pp.size - 1
         mine = layers[pp.index]
-        self.stage = Stage(shared, pp.index, mine, ("none",) * len(mine), first=self.first, last=self.last)
-        load_weights(job.weights, alike([self.stage], place), model, place["world"], device=place.device)
+        if job.denoise.experts == 1:
+            self.stage = Stage(shared, pp.index, mine, ("none",) * len(mine), first=self.first, last=self.last)
+            load_weights(job.weights, alike([self.stage], place), model, place["world"], device=place.device)
         cp, algorithm = place["cp"], plan.sequence.algorithm
         at = local_positions(self.train.seq_len, cp.size, cp.index, algorithm, False, ulysses=plan.sequence.ulysses)
         self.tokens = at.to(place.device)
         gathers = cp.size > 1 and algorithm == "allgather" and plan.head_swap == 1 and not self.train.frames
         self.core = PatchCore(cp, 0.0) if gathers else None
         #: Whether what is made is compared step by step.
-        self.compares = not plan.denoising.exact
+        self.compares = not plan.denoising.exact or not job.denoise.whole
+        #: Those of an ensemble that are here, in place of a stage.
+        self.experts = RankExperts(self, tuple(job.weights.split(","))) if job.denoise.experts > 1 else None
         self._rows()
 
     def _rows(self) -> None:
         """Which images this rank's replica moves, and of which rows it finds the noise."""
         said, dp, spec = self.job.denoise, self.mesh["dp"], self.job.model.embedding
-        count, each = said.images, said.rows // dp.size
-        rows = torch.arange(dp.index * each, (dp.index + 1) * each)
+        at, of = (dp.index, dp.size) if self.experts is None else (0, 1)  # of an ensemble every replica has all rows
+        count, each = said.images, said.rows // of
+        rows = torch.arange(at * each, (at + 1) * each)
         #: Replicas with rows of one image tell each other what they have found.
-        self.joined = said.guidance and dp.size > 1
+        self.joined = said.guidance and of > 1
         self.images = torch.arange(count) if said.guidance else rows
         none = max(0, spec.classes - 1)
         told = torch.where(rows < count, rows % max(1, none), none) if spec.classes else torch.zeros_like(rows)
@@ -161,9 +169,13 @@ class ImageRank:
             if self.core is not None:
                 self.core.stale = how.stale == PATCHES and not waits
             late = how.stale == STAGES and not waits
-            found = line.step(x, every[number], late=late, last=number + 1 == count)
+            if self.experts is not None:
+                found, most = self.experts.noise(x, every[number]), max(most, self.experts.sent_bytes)
+            else:
+                found = line.step(x, every[number], late=late, last=number + 1 == count)
+                found = self._joined(found) if self.first else None
             if self.first:
-                x = self._moved(x, self._joined(found), every[number], every[number + 1])
+                x = self._moved(x, found, every[number], every[number + 1])
                 made = [*made, x] if self.compares else [x]
             most = max(most, (self.core.sent_bytes if self.core is not None else 0) - before)
         if self.core is not None:
@@ -188,13 +200,19 @@ class ImageRank:
     def through(self, x: torch.Tensor) -> torch.Tensor:
         """Hidden states behind this rank's layers; behind the last of all the noise that is found, as patches [rows, s,
         channels, side, side] of this rank's tokens."""
+        return self.found(self.stage, x) if self.last else self.hidden(self.stage, x, self.tokens)
+
+    def hidden(self, stage: Stage, x: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Hidden states of these tokens behind a stage's layers."""
         empty = torch.empty(0, device=self.mesh.device)
-        p = Pass(empty, empty, self.tokens, None, None, empty, 1.0, step=-1, core=self.core)
-        for layer in self.stage.layers:
+        p = Pass(empty, empty, tokens, None, None, empty, 1.0, step=-1, core=self.core)
+        for layer in stage.layers:
             x = layer(x, p)
-        if not self.last:
-            return x
-        found = self.stage.head.found(x)
+        return x
+
+    def found(self, stage: Stage, x: torch.Tensor) -> torch.Tensor:
+        """The noise that a stage with a head finds behind hidden states, as patches of this rank's tokens."""
+        found = stage.head.found(self.hidden(stage, x, self.tokens))
         if self.shared.sp:
             found = all_gather(found, self.mesh["tp"])
         model = self.job.model
@@ -203,12 +221,16 @@ class ImageRank:
         return noise.from_found(found, model.head, model.embedding.channels).transpose(0, 1)
 
     def _joined(self, found: torch.Tensor) -> torch.Tensor:
-        """The noise of each image that this rank moves: with guidance that of its class, further than that of none."""
-        said = self.job.denoise
+        """The noise of each image that this rank moves."""
         found = found.to(torch.promote_types(self.kind, torch.float32))
         if self.joined:
             found = all_gather(found.contiguous(), self.mesh["dp"], queue="dp")
-        if not said.guidance:
+        return self.guided(found)
+
+    def guided(self, found: torch.Tensor) -> torch.Tensor:
+        """The noise of each image, of that of all rows: with guidance that of its class, further than that of none."""
+        found = found.to(torch.promote_types(self.kind, torch.float32))
+        if not self.job.denoise.guidance:
             return found
         told, untold = found.chunk(2)
         return untold + GUIDANCE * (told - untold)

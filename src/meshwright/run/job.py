@@ -39,6 +39,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     ``faulty``: replicas that bring something else than their gradients.
     ``portions``: what replicas that differ have of a step. ``config``: the file that the model was read from, "" of one
     of the catalog. ``adapter``: a folder of adapters to begin with.
+    ``clusters``: a file of the samples' clusters or features (:mod:`.data.clustered`).
     ``export``: what adapters are written as at the end (:mod:`.lora.peft`), "" for nothing. ``tensorboard``: a folder,
     ``wandb`` a project, ``callback`` a function ``module:name`` that is told of every step (:mod:`.reports`).
     """
@@ -63,6 +64,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     judged_text: str = ""
     judged_corpus: str = ""
     augment: data.Augment = data.Augment()
+    clusters: str = ""
     keep: int = KEEP
     data_workers: int = 0
     prefetch: int = 0

@@ -8,15 +8,16 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from meshwright.run.data import Batch, Corpus
-from meshwright.run.data.corpus import BATCHES, judged_sequences
+from meshwright.run.data import Batch, Corpus, LabelledSamples
+from meshwright.run.data.corpus import BATCHES
 from meshwright.run.fsdp import let_go
 from meshwright.run.microbatches import own_rows
 from meshwright.run.record import Off, install, recorder
-from meshwright.run.routes import learnt_from, place_of, rows_of
+from meshwright.run.routes import judged_of, learnt_from, place_of, rows_of
 from meshwright.run.trainer import Trainer
 from meshwright.spec import naming
 from meshwright.spec.convolution import CROSS_ENTROPY
+from meshwright.spec.diffusion import NoisyClasses
 
 
 def share_of(trainer: Trainer, corpus: Corpus, number: int) -> Batch:
@@ -39,11 +40,12 @@ def own_of(trainer: Trainer, corpus: Corpus, step: int) -> Batch:
 
 class RoutedJudge:
     """Judges models of paths by held-out text: a token's probability is the mean of those that paths say, in the
-    weights of the sequence's router; of sequences of one path it is that path's. Nothing is judged of a prefix."""
+    weights of the sequence's router; of sequences of one path it is that path's. Nothing is judged of a prefix. Of
+    samples it is the squared error of each cluster's own expert, by noise that is the same whatever the plan."""
 
-    def __init__(self, trainer: Trainer, held: Corpus):
+    def __init__(self, trainer: Trainer, held: Corpus | LabelledSamples):
         self.trainer, self.held = trainer, held
-        self.numbers = judged_sequences(held)
+        self.numbers, self.samples = judged_of(held), isinstance(held, LabelledSamples)
 
     def loss(self) -> float:
         """Mean loss per token; collective."""
@@ -58,23 +60,31 @@ class RoutedJudge:
         for run in range(runs):
             now = mine[run * rows : (run + 1) * rows]
             chosen = np.resize(self.numbers[now.numpy()] if len(now) else self.numbers, rows)
-            losses = self._losses(held.sequences_at(chosen))[: len(now)]
-            likely[now] += weights[now].unsqueeze(1) * torch.exp(-losses)
+            which = torch.from_numpy(np.resize(now.numpy() if len(now) else [0], rows))
+            losses = self._losses(held.sequences_at(chosen), which)[: len(now)]
+            likely[now] += weights[now].unsqueeze(1) * (losses if self.samples else torch.exp(-losses))
         if mesh["tp"].index:  # every tensor-parallel rank has the whole loss of its tokens
             likely.zero_()
         likely = likely.to(mesh.device)
         dist.all_reduce(likely, group=mesh["world"].handle)
+        if self.samples:
+            return float(likely.mean())
         return float(-likely[:, trainer.rounds.policy.paths.prefix - 1 :].log().mean())
 
-    def _losses(self, batch: Batch) -> torch.Tensor:
-        """The loss of each token [rows, seq_len] of a batch under this rank's model."""
+    def _losses(self, batch: Batch, which: torch.Tensor) -> torch.Tensor:
+        """The loss of each token [rows, seq_len] of a batch under this rank's model; of samples, `which` of those that
+        are judged, that of each [rows, 1]."""
         trainer, record, seen = self.trainer, recorder(), []
+        passes = [one._replace(step=-1) for one in trainer.passes(batch)]
+        if self.samples:
+            some = which.to(trainer.mesh.device).split(trainer.shape.together)
+            passes = [one._replace(rows=rows) for one, rows in zip(passes, some, strict=True)]
         ((_, stage),) = trainer.stages.items()
         install(Off())
         stage.head.told = lambda losses: seen.append(losses.double().cpu())
         try:
             with torch.no_grad():
-                trainer.forwards().run([one._replace(step=-1) for one in trainer.passes(batch)])
+                trainer.forwards().run(passes)
         finally:
             stage.head.told = None
             install(record)
@@ -136,9 +146,15 @@ class Judge:
             total = torch.zeros_like(total)
         if not mesh["world"].alone:
             dist.all_reduce(total, group=mesh["world"].handle)
-        if naming.classifies(trainer.model) and trainer.model.head.loss == CROSS_ENTROPY:
+        if self._tells_classes():
             self.accuracy = self._right() / self.count
         return float(total) / trainer.rounds.replicas / (self.count / self.held.global_batch)
+
+    def _tells_classes(self) -> bool:
+        model = self.trainer.model
+        if isinstance(model.head, NoisyClasses):
+            return True
+        return naming.classifies(model) and model.head.loss == CROSS_ENTROPY
 
     def _right(self) -> int:
         """Samples of all ranks that were classified rightly; collective."""

@@ -24,6 +24,7 @@ from meshwright.run.agree import Votes, agree, share
 from meshwright.run.begin import about_adapters, begin
 from meshwright.run.checkpoint import AsyncSaver, Meta, identity
 from meshwright.run.companions import ORIGIN, origin
+from meshwright.run.data import clustered
 from meshwright.run.data.feeding import Feeding
 from meshwright.run.exchanges import in_step
 from meshwright.run.faulty import spoil
@@ -84,7 +85,7 @@ def train(world: World, job: Job, on_step: Told | None = None) -> dict[str, Any]
     if job.faulty is not None:
         spoil(trainer, job.faulty)
     if trainer.routes is not None:
-        routes.ready(trainer, corpus, held)
+        routed(job, trainer, corpus, held)
     run = RankRun(job, trainer, corpus, held, on_step)
     if job.variances:
         found = variances.measured(trainer, run.batch(trainer.step_count))
@@ -98,6 +99,22 @@ def train(world: World, job: Job, on_step: Told | None = None) -> dict[str, Any]
         timeline = gather(recorder, job.plan, before=before, identity=job.identity)
         moved = [(*kind, size) for kind, size in recorder.exchanged.items()]
         return msgspec.to_builtins(run.summary(timeline, exchanged=moved, judged=run.judged, accuracy=run.accuracy))
+
+
+def routed(job: Job, trainer: Trainer, corpus: data.Corpus | data.LabelledSamples, held: Any) -> None:
+    """Route what a job trains on, and keep the clusters of samples, by which a router learns, in its folder;
+    collective."""
+    given = clustered.read(job.clusters, len(corpus.labels)) if job.clusters else None
+    routes.ready(trainer, corpus, held, given)
+    if not (job.out and isinstance(corpus, data.LabelledSamples)):
+        return
+    wrong = ()
+    try:
+        if trainer.mesh.first:
+            clustered.write(job.out, routes.written(trainer, corpus, None if job.judged_text else held))
+    except MeshwrightError as error:
+        wrong = error.diagnostics
+    agree(trainer.mesh["world"], wrong, trainer.mesh.device)
 
 
 def kept_steps(num_ranks: int) -> int:

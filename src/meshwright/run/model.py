@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from meshwright.run.classifier import ClassifierHead, FeatureInput, FeatureLayer, PathLayer, StemModule
-from meshwright.run.denoiser import DenoiserEmbedding, DenoiserHead, DenoiserLayer
+from meshwright.run.denoiser import DenoiserEmbedding, DenoiserHead, DenoiserLayer, NoisyClassesHead
 from meshwright.run.encoder import EncoderEmbedding, EncoderHead, EncoderLayer
 from meshwright.run.hybrid import HybridHead, HybridLayer
 from meshwright.run.latent import LatentAttention
@@ -33,6 +33,7 @@ from meshwright.run.self_attention import AttentionModule
 from meshwright.run.streams import StreamsBlock
 from meshwright.run.task_heads import HybridTaskHeads, TaskHeads
 from meshwright.spec import naming
+from meshwright.spec.diffusion import NoisyClasses
 from meshwright.spec.layers import Block, Moe
 from meshwright.sync.policy import read
 
@@ -178,7 +179,8 @@ def modules(shared: Shared) -> tuple[type, Callable[[Shared, int, str], nn.Modul
         case "features":
             return FeatureInput, FeatureLayer, ClassifierHead
         case "dit":
-            return DenoiserEmbedding, DenoiserLayer, DenoiserHead
+            classes = isinstance(shared.model.head, NoisyClasses)
+            return DenoiserEmbedding, DenoiserLayer, NoisyClassesHead if classes else DenoiserHead
     return EmbeddingModule, _decoder_layer, TaskHeads if merged else HeadModule
 
 

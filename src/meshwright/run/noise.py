@@ -20,6 +20,8 @@ FIRST, LAST = 1e-4, 0.02
 #: Samples of which the class is not told while a model is trained, so that it also learns what all samples have in
 #: common (classifier-free guidance, Ho and Salimans, 2207.12598; the share is DiT's).
 UNTOLD = 0.1
+#: The step of a run whose samples have no noise, and are of no class: what their hidden states tell apart is theirs.
+CLEAN = -2
 #: The slowest of the waves that a step, or a place, is written in.
 SLOWEST = 10_000.0
 
@@ -41,7 +43,11 @@ def kept() -> torch.Tensor:
 
 def drawn(shape: tuple[int, ...], rows: torch.Tensor, seed: int, step: int, batch: int) -> NoiseDraws:
     """The draws for samples of a shape [b, ...], whose places in a global batch of `batch` are `rows` int64 [b].
-    Where nothing is trained (`step` below 0) classes are told, and steps of the noise lie evenly over all of them."""
+    Where nothing is trained (`step` below 0) classes are told, and steps of the noise lie evenly over all of them; in
+    the step :data:`CLEAN` there is no noise, and none is told its class."""
+    if step == CLEAN:
+        none = torch.zeros(shape, device=rows.device)
+        return NoiseDraws(torch.zeros_like(rows), none, torch.ones_like(rows, dtype=torch.bool))
     steps, noise, untold = [], [], []
     for row in rows.tolist():
         digest = hashlib.sha256(f"noise:{seed if step >= 0 else 0}:{max(step, -1)}:{row}".encode()).digest()

@@ -7,7 +7,7 @@ from pathlib import Path
 from meshwright.errors import MeshwrightError
 from meshwright.run import data
 from meshwright.run.agree import agree, share
-from meshwright.run.data import tokenizer
+from meshwright.run.data import clustered, tokenizer
 from meshwright.run.data.named import DATA, said_by
 from meshwright.run.job import Job
 from meshwright.run.mesh import ProcessMesh
@@ -49,6 +49,7 @@ def _opened(world: World, job: Job, place: ProcessMesh, text: str, built: str, o
         model=job.model,
         seed=job.settings.seed,
         augment=job.augment,
+        labels=clustered.labels_for(job.model, job.clusters) if option == DATA else None,
         microbatch=place.plan.pipeline.microbatch,
         place=f"{option} {text}",
     )

@@ -63,7 +63,8 @@ def carried(one: Transfer, axis: int, x: torch.Tensor, size: int, me: int, group
     if one.op == "slice":
         return x.tensor_split(size, dim=after)[me].contiguous()
     if one.op == "all_reduce":
-        out = x.clone()
+        # terms that einsums left in another order on another rank are added up by their places, not by their order
+        out = x.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(out, group=group)
         return out
     if one.op == "keep" and before == REPLICATE:
@@ -72,13 +73,13 @@ def carried(one: Transfer, axis: int, x: torch.Tensor, size: int, me: int, group
         shards = [x if i == me else x.new_zeros(s) for i, s in enumerate(_shapes(x, size, group))]
         return torch.cat(shards, dim=before)
     if one.op == "all_gather":
-        return torch.cat(_exchanged([x] * size, _shapes(x, size, group), group), dim=before)
+        return torch.cat(exchanged([x] * size, _shapes(x, size, group), group), dim=before)
     pieces = [p.contiguous() for p in x.tensor_split(size, dim=after)]
     if before == PARTIAL:
-        return torch.stack(_exchanged(pieces, [pieces[me].shape] * size, group)).sum(0)
+        return torch.stack(exchanged(pieces, [pieces[me].shape] * size, group)).sum(0)
     lengths = [s[before] for s in _shapes(x, size, group)]
     shapes = [(*pieces[me].shape[:before], n, *pieces[me].shape[before + 1 :]) for n in lengths]
-    return torch.cat(_exchanged(pieces, shapes, group), dim=before)
+    return torch.cat(exchanged(pieces, shapes, group), dim=before)
 
 
 def _shapes(x: torch.Tensor, size: int, group) -> list[tuple[int, ...]]:
@@ -88,7 +89,7 @@ def _shapes(x: torch.Tensor, size: int, group) -> list[tuple[int, ...]]:
     return [tuple(s.tolist()) for s in found]
 
 
-def _exchanged(pieces: Sequence[torch.Tensor], shapes: Sequence[Sequence[int]], group) -> list[torch.Tensor]:
+def exchanged(pieces: Sequence[torch.Tensor], shapes: Sequence[Sequence[int]], group) -> list[torch.Tensor]:
     """A piece to every member, for one of each: ragged shards have no collective of their own."""
     sent = torch.cat([p.flatten() for p in pieces])
     sizes = [torch.Size(s).numel() for s in shapes]

@@ -1,15 +1,18 @@
-"""Sequences routed to paths by their first tokens, before training begins.
+"""Sequences routed to paths by their first tokens, and samples to experts by features, before training begins.
 
 The feature of a sequence is the mean of the hidden states behind the last layer over its prefix, in the model that the
 run begins with; k-means over the features of a sample gives a centre for each path, and a sequence is of the nearest
 (Douillard et al. 2403.10616, sections 2.4.1 and 7.2). Where predictions are mixed, a linear classifier of the clusters
 by the same features is the router (McAllister et al. 2501.05450 train one by cross-entropy). Nothing of a prefix is
-learnt or judged.
+learnt or judged. Labelled samples, which diffusion models learn, are routed by pixels, by the mean of such hidden
+states of a sample without noise, or by a user's own features or clusters, and judged by the expert of their cluster:
+there the router, which sees noisy samples, is a model of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from math import ceil
 
 import numpy as np
@@ -19,6 +22,9 @@ from numpy.typing import NDArray
 
 from meshwright.assign.kmeans import centres, classifier, nearest, ranked, shares
 from meshwright.errors import MeshwrightError
+from meshwright.run import noise
+from meshwright.run.data import LabelledSamples
+from meshwright.run.data.clustered import ClusterFile
 from meshwright.run.data.corpus import Batch, Corpus, judged_sequences, sequences
 from meshwright.run.data.mixture import MixedText
 from meshwright.run.data.rows import NOTHING
@@ -28,7 +34,10 @@ from meshwright.run.pieces import JUDGED, ROUTE, Parameter, Part, TensorPiece
 from meshwright.run.record import Off, install, recorder
 from meshwright.run.rotary import rotaries
 from meshwright.run.trainer import Trainer
+from meshwright.sync.paths import PIXELS
 
+#: What is routed.
+Routed = Corpus | LabelledSamples
 #: Sequences for each path that centres are made of, at most.
 SAMPLE = 256
 
@@ -64,60 +73,103 @@ class Routes:
             yield TensorPiece(key, about, 0, values.numel(), values, owner)
 
 
-def prepared(trainer: Trainer, corpus: Corpus | MixedText, held: Corpus | None) -> Routes:
-    """Return room for the routes of a text and its held-out part, unknown yet.
+def prepared(trainer: Trainer, corpus: Corpus | MixedText | LabelledSamples, held: Routed | None) -> Routes:
+    """Return room for the routes of a text, or of samples, and its held-out part, unknown yet.
 
     Raises:
         MeshwrightError: D009 for a text whose sequences are not its own runs of tokens.
     """
-    if isinstance(corpus, MixedText) or corpus.rows is not None or corpus.learnt is not None:
+    text = not isinstance(corpus, LabelledSamples)
+    if text and (isinstance(corpus, MixedText) or corpus.rows is not None or corpus.learnt is not None):
         help = "name one text that is no conversations, and leave pack= out"
         raise MeshwrightError.one("D009", "whole sequences of one plain text are routed", place="--data", help=help)
-    judged = 0 if held is None else len(judged_sequences(held))
+    judged = 0 if held is None else len(judged_of(held))
     count = trainer.rounds.policy.paths.count(trainer.rounds.replicas)
     return Routes(count, corpus.num_sequences, judged, trainer.rounds.policy.paths.overlap)
 
 
-def ready(trainer: Trainer, corpus: Corpus, held: Corpus | None) -> None:
-    """Route a text unless its routes were loaded, and have rounds count replicas by them; collective."""
-    if not trainer.routes.known:
-        find(trainer, corpus, held)
-    trainer.rounds.weigh(trainer.routes.sizes)
+def judged_of(held: Routed) -> NDArray[np.int64]:
+    """Return the numbers of the held-out sequences, or samples, that a loss is the mean of."""
+    if isinstance(held, LabelledSamples):
+        return np.arange(held.num_sequences - held.padding)
+    return judged_sequences(held)
 
 
-def find(trainer: Trainer, corpus: Corpus, held: Corpus | None) -> None:
-    """Route all sequences of a text, and the held-out ones that are judged; collective.
+def ready(trainer: Trainer, corpus: Routed, held: Routed | None, given: ClusterFile | None = None) -> None:
+    """Route a text, or samples by what is `given` of them, unless their routes were loaded, and have rounds count
+    replicas by them; collective.
 
     Raises:
-        MeshwrightError: D005 where a path has no sequence.
+        MeshwrightError: D005 where a path has no sequence; D013 for clusters of which there are no experts.
     """
+    routes = trainer.routes
+    if not routes.known:
+        if given is not None and given.clusters is not None:
+            take(routes, corpus, held, given.clusters)
+        else:
+            find(trainer, corpus, held, None if given is None else given.features)
+    if min(routes.sizes) == 0:
+        samples, total = isinstance(corpus, LabelledSamples), f"{corpus.num_sequences:,}"
+        what = (
+            f"there are too few samples: of {total}" if samples else f"the text is too short: of its {total} sequences"
+        )
+        message = f"{what} none goes to {routes.sizes.count(0)} of {routes.count} paths"
+        help = "more samples, other features, or fewer replicas" if samples else "more text, or fewer paths"
+        raise MeshwrightError.one("D005", message, place="--data", help=help)
+    trainer.rounds.weigh(routes.sizes)
+
+
+def take(routes: Routes, corpus: LabelledSamples, held: LabelledSamples | None, clusters: NDArray[np.int64]) -> None:
+    """Route samples as a file says, which has the cluster [N] of each.
+
+    Raises:
+        MeshwrightError: D013 where it says others than there are experts, or none.
+    """
+    own, judged = corpus.chosen, clusters[:0] if held is None else clusters[held.chosen[judged_of(held)]]
+    every = np.concatenate((clusters[own], judged))
+    if int(every.max()) >= routes.count or int(every.min()) < 0:
+        worst = int(every.min()) if int(every.min()) < 0 else int(every.max())
+        message = f"there is a cluster {worst}, and {routes.count} experts have the clusters 0 to {routes.count - 1}"
+        help = "as many replicas as the file has clusters, which are numbered from 0"
+        raise MeshwrightError.one("D013", message, place="--clusters", help=help)
+    routes.of.copy_(torch.from_numpy(clusters[own]).float())
+    routes.judged.copy_(torch.from_numpy(np.eye(routes.count)[judged]).float().view(-1))
+
+
+def find(trainer: Trainer, corpus: Routed, held: Routed | None, given: NDArray[np.float64] | None = None) -> None:
+    """Route all sequences of a text, and the held-out ones that are judged, by their first tokens; or samples by
+    features [N, width], where these are `given`; collective."""
     routes, paths, seed = trainer.routes, trainer.rounds.policy.paths, trainer.settings.seed
     count, total = routes.count, corpus.num_sequences
     trainer.settle()
     sample = sequences(np.arange(min(total, SAMPLE * count)), total, seed)
-    points = _over(trainer, corpus, sample, lambda some: some)
+    points = _over(trainer, corpus, sample, lambda some: some, given)
     middle, router = np.zeros((count, points.shape[1])), np.zeros((points.shape[1] + 1, count))
+    mixed = paths.mixed and not isinstance(corpus, LabelledSamples)
     if trainer.mesh.first and len(points) >= count:
         middle = centres(points, count, seed)
-        router = classifier(points, nearest(points, middle), count)
+        router = classifier(points, nearest(points, middle), count) if mixed else router
     middle, router = (_told(trainer, one) for one in (middle, router))
-    found = _over(
-        trainer, corpus, np.arange(total), lambda some: ranked(some, middle, paths.overlap).astype(np.float64)
-    )
+
+    def route(some: NDArray[np.float64]) -> NDArray[np.float64]:
+        return ranked(some, middle, paths.overlap).astype(np.float64)
+
+    found = _over(trainer, corpus, np.arange(total), route, given)
     routes.of.copy_(torch.from_numpy(found).float().reshape(-1))
-    if min(routes.sizes) == 0:
-        raise MeshwrightError.one(
-            "D005",
-            f"the text is too short: of its {total:,} sequences none goes to {routes.sizes.count(0)} of {count} paths",
-            place="--data",
-            help="more text, or fewer paths",
-        )
-    if held is not None:
-        weigh = (
-            (lambda some: shares(some, router)) if paths.mixed else (lambda some: np.eye(count)[nearest(some, middle)])
-        )
-        weights = _over(trainer, held, judged_sequences(held), weigh)
+    if held is not None and min(routes.sizes):
+        weigh = (lambda some: shares(some, router)) if mixed else (lambda some: np.eye(count)[nearest(some, middle)])
+        weights = _over(trainer, held, judged_of(held), weigh, given)
         routes.judged.copy_(torch.from_numpy(weights).float().view(-1))
+
+
+def written(trainer: Trainer, corpus: LabelledSamples, held: LabelledSamples | None) -> NDArray[np.int64]:
+    """Return the cluster [N] of all samples of the data, -1 of those that were not routed; `held` are of the same."""
+    routes = trainer.routes
+    out = np.full(len(corpus.labels), -1, np.int64)
+    out[corpus.chosen] = routes.of.numpy()
+    if held is not None:
+        out[held.chosen[judged_of(held)]] = routes.judged.view(-1, routes.count).argmax(1).numpy()
+    return out
 
 
 def _told(trainer: Trainer, values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -131,9 +183,10 @@ def _told(trainer: Trainer, values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _over(
     trainer: Trainer,
-    corpus: Corpus,
+    corpus: Routed,
     chosen: NDArray[np.int64],
     finish: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+    given: NDArray[np.float64] | None,
 ) -> NDArray[np.float64]:
     """Return what comes of the features of some sequences, [n, width] on every rank: each does as many."""
     dp, rows = trainer.mesh["dp"], rows_of(trainer)
@@ -142,18 +195,34 @@ def _over(
         np.resize(chosen[dp.index * block : (dp.index + 1) * block], block) if len(chosen) > dp.index * block else None
     )
     mine = np.resize(chosen, block) if mine is None else mine
-    out = [finish(_features(trainer, corpus.sequences_at(mine[i : i + rows]))) for i in range(0, block, rows)]
+    of = partial(_of_samples, trainer, given) if isinstance(corpus, LabelledSamples) else partial(_features, trainer)
+    out = [finish(of(corpus, mine[i : i + rows])) for i in range(0, block, rows)]
     local = torch.from_numpy(np.concatenate(out)).to(trainer.mesh.device)
     every = [torch.empty_like(local) for _ in range(dp.size)]
     dist.all_gather(every, local, group=dp.handle)
     return torch.cat(every)[: len(chosen)].cpu().numpy()
 
 
-def _features(trainer: Trainer, batch: Batch) -> NDArray[np.float64]:
-    """The mean hidden states [rows, hidden] behind the last layer over the prefixes of a batch."""
+def _of_samples(
+    trainer: Trainer, given: NDArray[np.float64] | None, corpus: LabelledSamples, numbers: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """The features [n, width] of some samples: those `given` of all, their pixels, or mean hidden states."""
+    if given is not None:
+        return given[corpus.chosen[numbers]]
+    batch = corpus.sequences_at(numbers)
+    if trainer.rounds.policy.paths.features == PIXELS:
+        return batch.tokens.flatten(1).double().numpy()
+    # no class is told, and what stands for one is not read
+    batch = batch._replace(targets=torch.zeros(len(numbers), dtype=torch.int64))
+    return _hidden(trainer, [one._replace(step=noise.CLEAN) for one in trainer.passes(batch)], 1)
+
+
+def _features(trainer: Trainer, corpus: Corpus, numbers: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The mean hidden states [n, hidden] behind the last layer over the prefixes of some sequences."""
+    batch = corpus.sequences_at(numbers)
     length, size = trainer.rounds.policy.paths.prefix, trainer.shape.together
     at, device = torch.arange(length, device=trainer.mesh.device), trainer.mesh.device
-    tokens, seen, passes = batch.tokens.to(device), [], []
+    tokens, passes = batch.tokens.to(device), []
     for first in range(0, len(tokens), size):
         some = slice(first, first + size)
         passes.append(
@@ -168,8 +237,14 @@ def _features(trainer: Trainer, batch: Batch) -> NDArray[np.float64]:
                 step=-1,
             )
         )
+    return _hidden(trainer, passes)
+
+
+def _hidden(trainer: Trainer, passes: list[Pass], first: int = 0) -> NDArray[np.float64]:
+    """The mean hidden states [rows, hidden] of passes behind the last layer, from the `first` of a sequence on."""
     ((_, stage),) = trainer.stages.items()
-    hook = stage.head.register_forward_pre_hook(lambda _, given: seen.append(given[0].double().mean(0)))
+    seen: list[torch.Tensor] = []
+    hook = stage.head.register_forward_pre_hook(lambda _, given: seen.append(given[0][first:].double().mean(0)))
     record = recorder()
     install(Off())
     try:
@@ -193,12 +268,15 @@ def learnt_from(batch: Batch, prefix: int, num_targets: int) -> Batch:
     return batch._replace(targets=targets, num_targets=num_targets)
 
 
-def routed_of(trainer: Trainer, corpus: Corpus, step: int) -> Batch:
-    """Return what a rank takes in a step of the sequences of its path; replicas of one path take others."""
+def routed_of(trainer: Trainer, corpus: Routed, step: int) -> Batch:
+    """Return what a rank takes in a step of the sequences, or samples, of its path; those of one path take others."""
     lot, of, path = place_of(trainer)
     members, rows = trainer.routes.members(path), rows_of(trainer)
-    every = sequences(np.arange(step * of * rows, (step + 1) * of * rows), len(members), corpus.seed)
-    batch = corpus.sequences_at(members[every[lot * rows : (lot + 1) * rows]])
+    places = np.arange((step * of + lot) * rows, (step * of + lot + 1) * rows)
+    mine = members[sequences(places, len(members), corpus.seed)]
+    if isinstance(corpus, LabelledSamples):
+        return corpus.sequences_at(mine, places)
+    batch = corpus.sequences_at(mine)
     prefix = trainer.rounds.policy.paths.prefix
     return learnt_from(batch, prefix, corpus.global_batch * (corpus.seq_len - prefix + 1))
 

@@ -234,6 +234,7 @@ def export_weights(
     companions: Companions = NONE,
     shard_bytes: int = SHARD_BYTES,
     head: int = 0,
+    replica: int = 0,
 ) -> Path:
     """Write the parameters of a checkpoint as published weights, in this process alone and one tensor at a time. What
     else is in the checkpoint is not looked at, nor are heads that no published model has.
@@ -241,17 +242,18 @@ def export_weights(
     `dtype`: the type to convert to, None = as they are. `companions`: its configuration and tokenizer, which are
     written beside them.
     `head`: which of the heads that neighbours have taught (1 is the first) is written as the model's, 0 its own.
+    `replica`: whose parameters are written where replicas have models of their own, 0 the first.
 
     Returns:
         The folder, which is new and appears when it is complete.
 
     Raises:
-        MeshwrightError: H001, H002, X007 for the checkpoint; L005 for a head that it has not; H008 when the folder has
-            something in it or cannot be written.
+        MeshwrightError: H001, H002, X007 for the checkpoint; L005 for a head or a replica that it has not; H008
+            when the folder has something in it or cannot be written.
     """
     reader, folder = CheckpointReader(find(checkpoint)), Path(folder)
     refuse(folder)
-    reader.index = _published(reader.index, head)
+    reader.index = _published(reader.index, head, replica)
     wrong = reader.wrong()
     if wrong:
         raise MeshwrightError(wrong)
@@ -263,9 +265,9 @@ def export_weights(
     return folder
 
 
-def _published(index: Index, head: int) -> Index:
+def _published(index: Index, head: int, replica: int = 0) -> Index:
     """The parameters of an index that a published model has, with a taught `head` as the model's where one is asked
-    for."""
+    for, and those of a `replica`."""
     prefix, further = f"{TAUGHT}{head - 1}.", sorted(name for name in index.tensors if name.startswith(TAUGHT))
     chosen = [name for name in further if name.startswith(prefix)] if head else []
     own = chosen[0].removeprefix(prefix) if chosen else ""
@@ -283,7 +285,13 @@ def _published(index: Index, head: int) -> Index:
         else one
         for i, one in enumerate(index.layouts)
     ]
-    state = _state_of(index.meta, head)
+    state = f"{PARAM}@{replica}" if replica else _state_of(index.meta, head)
+    if replica and all(one.state != state for one in index.entries):
+        count = sum(one.startswith(f"{PARAM}@") for one in {one.state for one in index.entries})
+        what = f"of {count + 1} replicas, from 0 on" if count else "whose replicas hold the same"
+        help = f"a number up to {count}" if count else "leave --replica out"
+        message = f"--replica {replica} of a checkpoint {what}"
+        raise MeshwrightError.one("L005", message, place="meshwright weights", help=help)
     entries = (one for one in index.entries if one.state == state and one.layout not in gone)
     mine = tuple(msgspec.structs.replace(one, state=PARAM) for one in entries)
     return msgspec.structs.replace(index, layouts=tuple(layouts), entries=mine)

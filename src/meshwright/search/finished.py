@@ -9,20 +9,11 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from typing import Protocol
 
 import msgspec
 
 from meshwright.search.space import Core, Inner, Piped, State
 from meshwright.search.walk import Walk
-
-
-class Keeper(Protocol):
-    """Store of finished walks as encoded texts, by what was asked."""
-
-    def finished(self, asked: str) -> bytes | None: ...
-
-    def finish(self, asked: str, walk: bytes) -> None: ...
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):

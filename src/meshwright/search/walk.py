@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -25,11 +25,16 @@ from meshwright.search.settle import settled
 from meshwright.search.shown import ShownWalk
 from meshwright.search.space import Core, Inner, Piped, Space, State, cores
 
-if TYPE_CHECKING:
-    from meshwright.search.finished import Keeper
-
 NO_ROOM = "does not fit: evaluated"
 SLOWER = "slower: evaluated"
+
+
+class Keeper(Protocol):
+    """Store of finished walks as encoded texts, by what was asked."""
+
+    def finished(self, asked: str) -> bytes | None: ...
+
+    def finish(self, asked: str, walk: bytes) -> None: ...
 
 
 class StopFlag:

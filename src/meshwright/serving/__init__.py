@@ -15,7 +15,7 @@ from meshwright.errors import MeshwrightError, nearest
 
 #: The files of this package that define policies, by axis, each as ``POLICY``: a new one is a file and its name here.
 MODULES = {
-    "batching": ("static", "orca", "vllm_v0", "vllm_v1", "sarathi", "past_future", "flover"),
+    "batching": ("static", "orca", "vllm_v0", "vllm_v1", "sarathi", "trtllm", "past_future", "flover"),
     "order": ("fcfs", "priority", "sjf", "deadline", "vtc", "lpm", "dlpm", "batchllm", "dynasor"),
     "speculation": ("speculative", "dsi", "pipeinfer", "eqspec", "exspec"),
     "kv_budget": ("h2o", "scalekv", "shadowkv", "instinfer", "flexgen"),

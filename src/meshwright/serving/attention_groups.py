@@ -9,6 +9,10 @@ for its iteration, so that prompts are held back until each group has one, or fo
 (``_balance_adp_requests``, py_executor.py). Under a load that leaves one group at a time, that takes as long as to draw
 all of them, about ``groups * (1 + 1/2 + ... + 1/groups)`` requests. An iteration has room for the tokens of each group
 alone, its first prompt apart: the second long one waits for the next round.
+
+All ranks take part in the exchanges of an iteration's experts, so that it takes as long as that of the group with most
+tokens; where nobody computes a prompt all groups replay the CUDA graph of the largest batch among them, filled up with
+tokens that nobody asked for (``maybe_get_cuda_graph`` and ``_get_padded_batch``, cuda_graph_runner.py).
 """
 
 from __future__ import annotations
@@ -26,12 +30,14 @@ if TYPE_CHECKING:
 
 class AttentionGroups:
     """The groups of one engine: who belongs to which is written down in the requests; of the iteration that is planned
-    the tokens that each has ``room`` for yet (None: nobody asked), and those with a prompt (``given``)."""
+    the tokens that each has ``room`` for yet (None: nobody asked), and those with a prompt (``given``); ``settled`` are
+    the iterations that prompts waited while each had one."""
 
     def __init__(self, limits: EngineLimits):
         self.count, self.each = limits.groups, limits.budget // limits.groups if limits.budget else FOR_EVER
         self.room: list[int] | None = None
         self.given: set[int] = set()
+        self.settle, self.settled, self.settling = limits.settle, 0, False
 
     def place(self, running: list[EngineRequest], waiting: WaitingQueue) -> None:
         """Give every request that has no group one, in order of waiting."""
@@ -52,9 +58,28 @@ class AttentionGroups:
             tokens[one.group] += one.prompt
 
     def wait(self, running: list[EngineRequest], waiting: WaitingQueue) -> bool:
-        """Return whether prompts wait: somebody runs in every group, and some group has no prompt."""
+        """Return whether prompts wait: somebody runs in every group, and some group has no prompt, or they are
+        ``settling`` since each has one, so that more of them go together."""
         busy, asked = {one.group for one in running}, {one.group for one in waiting}
-        return len(asked) < self.count == len(busy)
+        self.settling = False
+        if len(busy) < self.count:
+            return False
+        if len(asked) < self.count:
+            return True
+        self.settling = self.settled < self.settle
+        self.settled = self.settled if self.settling else 0
+        return self.settling
+
+    def busiest(self, plan: NextBatch) -> tuple[int, int, int]:
+        """Return the most tokens, next tokens and prompts that any group has in an iteration."""
+        tokens, decoding, prompts = ([0] * self.count for _ in range(3))
+        for one in plan.cohort.members.values() if plan.together else ():
+            tokens[one.group] += 1
+            decoding[one.group] += 1
+        for share, one in zip(plan.shares, plan.sharing, strict=True):
+            tokens[one.group] += share.new
+            (decoding if share.new - share.drafted == 1 and share.past else prompts)[one.group] += 1
+        return max(tokens), max(decoding), max(prompts)
 
     def first(self, plan: NextBatch, waiting: WaitingQueue) -> EngineRequest | None:
         """Return who is to run next: the first of those whose group has no prompt in the iteration yet, or room for

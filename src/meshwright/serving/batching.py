@@ -70,8 +70,8 @@ class Iterate(msgspec.Struct, frozen=True, tag=True):
 
     Those ``decoding`` compute their last token alone and generate one, behind ``context`` tokens together; all others
     have ``shares``. As far as the engine can see the same follows ``repeat`` times, each sequence with one token more,
-    if nobody comes or leaves. So many of the tokens of a request, these ones with them, are ``away``, by (number,
-    tokens)."""
+    if nobody comes or leaves. Of a request's tokens, these with them, so many are ``away``, by (number, tokens). Any
+    attention group has the ``busiest`` tokens, next tokens and prompts at most."""
 
     shares: tuple[Share, ...]
     repeat: int = 1
@@ -81,6 +81,7 @@ class Iterate(msgspec.Struct, frozen=True, tag=True):
     context: int = 0
     loads: int = 0
     away: tuple[tuple[int, int], ...] = ()
+    busiest: tuple[int, int, int] | None = None
 
     @property
     def sequences(self) -> int:
@@ -247,7 +248,7 @@ class BatchPolicy(Protocol):
     where it has none. ``reserves``: a request gets the blocks of its whole answer at once, and none is ever evicted.
     ``watermark``: admission leaves 1% of the blocks free. A policy whose decision may change while everybody decodes
     and nobody comes or leaves says ``steady = False``, one whose prompts are found by others from when they are
-    scheduled, in the same iteration even, ``ahead = True``.
+    scheduled, in the same iteration even, ``ahead = True``; one of a single ``engine`` says which.
     """
 
     name: str
@@ -362,11 +363,10 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
 
     def _release(self, state: EngineState) -> None:
         """Let those leave that are answered, unless they keep their places until others are."""
-        rest = [one for one in state.running if not one.done]
-        if len(rest) == len(state.running) or self.policy.keeps(True, bool(rest)):
-            return
         done = [one for one in state.running if one.done]
-        state.running[:] = rest
+        if not done or self.policy.keeps(True, len(done) < len(state.running)):
+            return
+        state.running[:] = [one for one in state.running if not one.done]
         for one in done:
             if one in state.cohort:
                 state.cohort.leave(one)
@@ -419,9 +419,9 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
         if state.shares or plan.together:
             state.busy = True
             decoding = (state.cohort.numbers, state.cohort.context) if plan.together else ((), 0)
-            loads = state.cache.adapters.loaded() if state.cache.adapters is not None else 0
             repeat = 1 if moved_in or moved_out else self._repeat(state, plan)  # the next ones move nothing
-            found = (*found, Iterate(state.shares, repeat, moved_in, moved_out, *decoding, loads, tokens_away(state)))
+            more = state.cache.adapters_loaded(), tokens_away(state), state.gate.busiest(plan)
+            found = (*found, Iterate(state.shares, repeat, moved_in, moved_out, *decoding, *more))
         return state, found
 
     def _repeat(self, state: EngineState, plan: NextBatch) -> int:

@@ -20,7 +20,7 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     ``blocks`` cache blocks of ``block`` tokens. ``device_share``: what a KV budget keeps of a context on the device,
     above 1 so many tokens of each. It looks for new requests once in ``poll`` iterations of decoding, and lets prompts
     wait for up to ``batch_wait`` of them until those that wait ``fill`` a share of the budget, or each of its attention
-    ``groups`` has one (:mod:`meshwright.serving.gate`)."""
+    ``groups`` has one, and for ``settle`` more (:mod:`meshwright.serving.gate`)."""
 
     max_batch: int
     budget: int
@@ -31,6 +31,7 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     batch_wait: int = 0
     fill: float = 0.0
     groups: int = 1
+    settle: int = 0
 
     def blocks_for(self, tokens: int) -> int:
         """Return the blocks that hold so many tokens."""
@@ -199,6 +200,10 @@ class KvCache:
         self.host_free += kept
         self.moved_in += kept
         one.swapped = False
+
+    def adapters_loaded(self) -> int:
+        """Return the adapters brought to the device since the last call."""
+        return self.adapters.loaded() if self.adapters is not None else 0
 
     def moved(self) -> tuple[int, int]:
         """Return the blocks moved in and out since the last call."""

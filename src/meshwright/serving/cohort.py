@@ -52,9 +52,10 @@ class Cohort:
 
     def join(self, one: EngineRequest, cache: KvCache) -> None:
         """Let a sequence decode with the others."""
-        self.context += one.computed
+        computed = one.computed
+        self.context += computed
         self.tenants[one.new.tenant] = self.tenants.get(one.new.tenant, 0) + 1
-        self.phase[(one.computed - self.pace.ticks) % self.block] += 1
+        self.phase[(computed - self.pace.ticks) % self.block] += 1
         one.follow(self.pace)
         self.members[one.number] = one
         self._numbers = None
@@ -65,12 +66,12 @@ class Cohort:
         one.follow(STILL)
         del self.members[one.number]
         self.wake_of.pop(one.number, None)
-        self._numbers = None
-        self.context -= one.computed
+        self._numbers, computed = None, one.computed
+        self.context -= computed
         self.tenants[one.new.tenant] -= 1
-        self.phase[(one.computed - self.pace.ticks) % self.block] -= 1
+        self.phase[(computed - self.pace.ticks) % self.block] -= 1
         if self.grows:
-            one.blocks = max(one.blocks, -(-(one.computed + self.ahead) // self.block))
+            one.blocks = max(one.blocks, -(-(computed + self.ahead) // self.block))
 
     def disband(self) -> None:
         """Let all of them go on by themselves."""

@@ -41,6 +41,7 @@ def limits_of(
         poll=words.poll,
         batch_wait=words.batch_wait,
         fill=words.fill,
+        settle=words.settle,
         groups=groups,
     )
 

@@ -6,7 +6,8 @@ looks at once: sglang/srt/managers/scheduler_recv_skipper.py). An iteration with
 decodes, whatever else is in it, so that TensorRT-LLM lets prompts wait until there are enough of them: those that
 fill a share of the budget (``batch_wait_timeout_iters``, ``batch_wait_max_tokens_ratio``), or one in each attention
 group, which otherwise wait for the one that has a prompt (``attention_dp_config``;
-tensorrt_llm/_torch/pyexecutor/scheduler; :mod:`meshwright.serving.attention_groups`).
+tensorrt_llm/_torch/pyexecutor/scheduler; :mod:`meshwright.serving.attention_groups`); once each has one, a time more,
+for which others come meanwhile (``batching_wait_iters``).
 """
 
 from __future__ import annotations
@@ -58,16 +59,22 @@ class AdmissionGate:
             return None
         return waiting.first(cache) if self.groups is None else self.groups.first(plan, waiting)
 
+    def busiest(self, plan: NextBatch) -> tuple[int, int, int] | None:
+        """Return the most tokens, next tokens and prompts of any attention group, where it matters who has them."""
+        return None if self.groups is None else self.groups.busiest(plan)
+
     def _closed(self, state: EngineState) -> bool:
         limits, running, waiting = self.limits, len(state.running), len(state.waiting)
         closed = False
+        if self.groups is not None:
+            self.groups.settling = False
         if waiting and self.held < limits.batch_wait and limits.groups <= running < limits.max_batch:
             if self.groups is not None:
                 closed = self.groups.wait(state.running, state.waiting)
             else:
                 there = running + sum(one.target - one.computed for one in state.waiting)
                 closed = min(there, limits.budget) < limits.enough
-        if not closed and (waiting or self.held >= limits.batch_wait or running < limits.groups):
+        if self.settling or (not closed and (waiting or self.held >= limits.batch_wait or running < limits.groups)):
             self.held = 0
         return closed
 
@@ -77,6 +84,13 @@ class AdmissionGate:
             self.since = 0 if prompts else (self.since + times) % self.limits.poll
         if self.limits.batch_wait and (self.closed or self.limits.groups > 1):
             self.held += times
+        if self.settling:
+            self.groups.settled += times
+
+    @property
+    def settling(self) -> bool:
+        """Whether prompts wait although every attention group has one."""
+        return self.groups is not None and self.groups.settling
 
     def room(self, state: EngineState) -> int:
         """Return the iterations after which it looks again, may let prompts in that wait, or closes."""
@@ -84,6 +98,8 @@ class AdmissionGate:
         found = limits.poll - self.since if limits.poll > 1 else FOR_EVER
         if limits.batch_wait and (self.closed or limits.groups > 1):
             found = min(found, max(limits.batch_wait - self.held, 1))
+        if self.settling:
+            found = min(found, limits.settle - self.groups.settled)
         if limits.batch_wait and not self.closed and len(state.waiting) and len(state.running) < limits.max_batch:
             found = 1  # there is no room for who was let in
         return found

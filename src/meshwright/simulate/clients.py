@@ -156,17 +156,29 @@ class _Task(msgspec.Struct):
 
 
 def simulate_clients(
-    sizes: ClientSizes, decider: Decider[Any, ClientEvent, ClientDecision], world: Crowd, num_steps: int
+    sizes: ClientSizes,
+    decider: Decider[Any, ClientEvent, ClientDecision],
+    world: Crowd,
+    num_steps: int,
+    num_versions: int | None = None,
 ) -> ClientRounds:
-    """The rounds of a job until as many steps of clients went into versions."""
-    return _Clock(sizes, decider, world).run(num_steps)
+    """The rounds of a job until as many steps of clients went into versions, or there are so many versions."""
+    return _Clock(sizes, decider, world, num_steps, num_versions).run()
 
 
 class _Clock:
     """The virtual clock: the heap holds (when, number, what happens then)."""
 
-    def __init__(self, sizes: ClientSizes, decider: Decider[Any, ClientEvent, ClientDecision], world: Crowd):
+    def __init__(
+        self,
+        sizes: ClientSizes,
+        decider: Decider[Any, ClientEvent, ClientDecision],
+        world: Crowd,
+        num_steps: int,
+        num_versions: int | None,
+    ):
         self.sizes, self.decider, self.world = sizes, decider, world
+        self.num_steps, self.num_versions = num_steps, num_versions
         clients = len(sizes.step_s)
         self.heap: list[tuple[float, int, Callable[[float], ClientEvent | None]]] = []
         self.order = count()
@@ -183,19 +195,24 @@ class _Clock:
         self.merged = 0
         self.bytes, self.left, self.log = [0, 0], 0, []
 
-    def run(self, num_steps: int) -> ClientRounds:
-        state, limit = self.decider.begin(), HOPELESS * (num_steps + len(self.steps))
+    @property
+    def done(self) -> bool:
+        """Whether all steps, or versions, that are asked for are merged."""
+        return self.merged >= self.num_steps or len(self.versions) == self.num_versions
+
+    def run(self) -> ClientRounds:
+        state, limit = self.decider.begin(), HOPELESS * (self.num_steps + len(self.steps))
         event: ClientEvent = Begun()
-        while limit and self.merged < num_steps:
+        while limit and not self.done:
             limit -= 1
             state, decisions = self.decider.decide(state, event)
             self.log.append(LogEntry(event, decisions, self.now_s))
             for decision in decisions:
-                if self.merged < num_steps:
+                if not self.done:
                     self._do(decision)
             if not self.heap:
                 break
-            event = self._next() if self.merged < num_steps else event
+            event = event if self.done else self._next()
         for client, task in self.tasks.items():  # what is still being done
             self._count(client, task, self.now_s)
         return ClientRounds(

@@ -8,6 +8,8 @@ of the step before: the same edge with a lag of one step, so that exchanges run 
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import msgspec
 import numpy as np
 
@@ -30,8 +32,9 @@ DRAWN_STEPS = 3
 class DenoisedTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of all steps (``total_s``), of a step that waits for its exchanges (``waiting_s``) and of one in the
     steady state (``step_s``); of the latter how long the busiest rank computes. ``sigma`` is the relative error of the
-    passes' prices, ``sent_bytes`` what a rank brings into the exchanges inside a step's layers. ``graph`` is that of a
-    step in the steady state, with the seconds of its cost keys."""
+    passes' prices, ``sent_bytes`` what a rank brings into the exchanges inside a step's layers, ``mixed_bytes`` into
+    the sum of what experts have found. ``graph`` is that of a step in the steady state, with the seconds of its cost
+    keys."""
 
     total_s: float
     waiting_s: float
@@ -41,6 +44,7 @@ class DenoisedTimes(msgspec.Struct, frozen=True, kw_only=True):
     sent_bytes: float
     graph: TaskGraph
     seconds: np.ndarray
+    mixed_bytes: float = 0.0
 
     @property
     def timeline(self) -> Timeline:
@@ -60,17 +64,19 @@ def denoised(step: DenoisingStep, costs: Costs, *, steps: int, warmup: int, stal
         relaxed = _ends(shown, max(steps - first, 2))
     total = (plain[first - 1] if first else 0.0) + (relaxed[steps - first - 1] if first < steps else 0.0)
     last = relaxed if first < steps else plain
-    priced = [pricer(program) for program in step.passes]
+    runs = [step.runs(rank) for rank in range(len(step.passes))]
+    priced = [pricer(program) for some in runs for program in some]
     computing_s = sum(one.seconds for one in priced)
     return DenoisedTimes(
         total_s=float(total),
         waiting_s=_period(plain, len(step.passes)),
         step_s=_period(last, len(step.passes)),
-        computed_s=max(_computed(costs, program) for program in step.passes),
+        computed_s=max(sum(_computed(costs, program) for program in some) for some in runs),
         sigma=float(np.sqrt(sum(float((one.spread**2).sum()) for one in priced)) / computing_s) if computing_s else 0.0,
         sent_bytes=max(_sent(program) for program in step.passes),
         graph=shown[0],
         seconds=np.array(shown[1]),
+        mixed_bytes=step.mixed_bytes,
     )
 
 
@@ -95,8 +101,8 @@ def graph_of(step: DenoisingStep, costs: Costs, pricer: Pricer, stale: str) -> t
         seconds.append(duration)
         return builder.add(kind, str(len(seconds) - 1), builder.stream(rank, queue), stage=rank)
 
-    begins, ends = [], []
-    for rank, program in enumerate(step.passes):
+    def laid(rank: int, program: Program) -> tuple[list[int], list[int]]:
+        """Put a pass, and return the tasks that it begins and ends with."""
         parts = _parts(program, costs, pricer, stale == PATCHES)
         at: list[int] = []
         for part in parts:
@@ -107,9 +113,25 @@ def graph_of(step: DenoisingStep, costs: Costs, pricer: Pricer, stale: str) -> t
                 other = parts[before].work is not None and parts[before].queue == "cp"
                 late = stale == PATCHES and other and part.work is None
                 builder.depend(task, at[before], int(late))
-        begins.append([task for task, part in zip(at, parts) if not part.after])
         used = {a for part in parts for a in part.after}
-        ends.append([task for place, task in enumerate(at) if place not in used])
+        first = [task for task, part in zip(at, parts) if not part.after]
+        return first, [task for place, task in enumerate(at) if place not in used]
+
+    begins, ends = [], []
+    for rank in range(len(step.passes)):
+        every = [laid(rank, program) for program in step.runs(rank)]
+        for (_, before), (after, _) in pairwise(every):
+            for task in after:
+                for one in before:
+                    builder.depend(task, one)
+        begins.append(every[0][0])
+        ends.append(every[-1][1])
+    if step.mixing is not None:
+        summed = put("all_reduce", 0, "dp", pricer(step.mixing).seconds)
+        for task in ends[0]:
+            builder.depend(summed, task)
+        for task in begins[0]:
+            builder.depend(task, summed, 1)
     late = int(stale == STAGES)
     for rank, message in enumerate(step.onward):
         sent = put("send", rank, "pp_forward", pricer(message).seconds)

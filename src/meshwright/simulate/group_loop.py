@@ -2,16 +2,18 @@
 over flat arrays.
 
 ``group_of`` [2 n] is the group of every request (-1: none yet), and behind them where each stood in the queue before
-those who may come now were put first. ``group`` says how many requests and groups there are, and has a place and
-another for each group, written anew wherever they are needed.
+those who may come now were put first. ``group`` says how many requests and groups there are, and has three places for
+each group, written anew wherever they are needed.
 """
 
 from __future__ import annotations
 
-from meshwright.native import Int64s, OutInt64s, part
+from meshwright.native import Float64s, Int64s, OutInt64s, part
+from meshwright.simulate.loop_tables import MOST_OWN, MOST_ROWS
 
-#: Places of ``group``: the number of requests, that of groups, and where what is of each group begins.
-REQUESTS, GROUPS, EACH = range(3)
+#: Places of ``group``: the number of requests, that of groups, iterations that prompts wait once each group has one and
+#: those that they have waited, whether they do now, and where what is of each group begins.
+REQUESTS, GROUPS, SETTLE, SETTLED, SETTLING, EACH = range(6)
 
 
 @part
@@ -62,7 +64,8 @@ def place(
 
 @part
 def wait(head: int, seen: int, queue: Int64s, num_run: int, run: Int64s, group_of: Int64s, group: OutInt64s) -> int:
-    """Return 1 where prompts wait: somebody runs in every group, and some group has no prompt."""
+    """Return 1 where prompts wait: somebody runs in every group, and some group has no prompt, or they wait for more
+    since each has one."""
     busy, asked, groups = 0, 0, group[GROUPS]
     for g in range(EACH, EACH + 2 * groups):
         group[g] = 0
@@ -76,7 +79,14 @@ def wait(head: int, seen: int, queue: Int64s, num_run: int, run: Int64s, group_o
         if group[g] == 0:
             group[g] = 1
             asked += 1
-    return 1 if asked < groups and busy == groups else 0
+    if busy < groups:
+        return 0
+    if asked < groups:
+        return 1
+    group[SETTLING] = 1 if group[SETTLED] < group[SETTLE] else 0
+    if group[SETTLING] == 0:
+        group[SETTLED] = 0
+    return group[SETTLING]
 
 
 @part
@@ -115,6 +125,51 @@ def chosen(
         else:
             group[prompts + g] = 2
     return head + count
+
+
+@part
+def busiest(
+    first_new: int,
+    num_new: int,
+    run: Int64s,
+    new: Int64s,
+    prompt: Int64s,
+    generated: Int64s,
+    computed: Int64s,
+    group_of: Int64s,
+    group: OutInt64s,
+) -> tuple[int, int, int]:
+    """Return the most tokens, next tokens and prompts that any group has in the iteration."""
+    groups = group[GROUPS]
+    for g in range(EACH, EACH + 3 * groups):
+        group[g] = 0
+    for i in range(first_new, first_new + num_new):
+        r = run[i]
+        g, need = EACH + group_of[r], prompt[r] + generated[r] - computed[r]
+        group[g] += new[i]
+        drafted = new[i] - need if new[i] > need else 0
+        group[g + (groups if new[i] - drafted == 1 and computed[r] > 0 else 2 * groups)] += 1
+    tokens = decoding = prompts = 0
+    for g in range(EACH, EACH + groups):
+        tokens = group[g] if group[g] > tokens else tokens
+        decoding = group[g + groups] if group[g + groups] > decoding else decoding
+        prompts = group[g + 2 * groups] if group[g + 2 * groups] > prompts else prompts
+    return tokens, decoding, prompts
+
+
+@part
+def evened(
+    most: int, decoding: int, begun: int, groups: int, tokens: int, prompts: int, shape: Int64s, own_s: Float64s
+) -> tuple[int, int, int, float]:
+    """Return the tokens, the sequences that decode and the prompts of an iteration as if each group had as much as the
+    one with most, and how much longer that takes (:meth:`meshwright.simulate.iterations.IterationCosts.evened`)."""
+    decoding = groups * decoding if groups * decoding < shape[MOST_ROWS] else shape[MOST_ROWS]
+    if prompts == 0:
+        return groups * most, decoding, groups * begun, 0.0
+    last, mean, longer = shape[MOST_OWN], (tokens + groups - 1) // groups, 0.0
+    if last >= 0:
+        longer = own_s[most if most < last else last] - own_s[mean if mean < last else last]
+    return tokens, decoding, groups * begun, longer
 
 
 @part

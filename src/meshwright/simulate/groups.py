@@ -22,8 +22,10 @@ from meshwright.assign.groups import GroupCosts, Grouped, GroupProblem, Round, f
 from meshwright.cost import Costs
 from meshwright.errors import MeshwrightError
 from meshwright.lower import Lowered, bind, structured
+from meshwright.lower.bind import Binder
 from meshwright.lower.known import Known
 from meshwright.lower.place import Mesh
+from meshwright.lower.program import Program
 from meshwright.lower.roles import MessageRole, PassRole, Role, TransferRole
 from meshwright.lower.stages import GroupShare, Stages
 from meshwright.lower.structure import Structure
@@ -112,6 +114,7 @@ class GroupRounds:
         self.mesh = Mesh(self.one, cluster)
         self.meshes = {d: Mesh(apart(plan, d), cluster) for d in degrees(plan, model)}
         self._known: dict[Load, Known] = {}
+        self._varying: dict[Load, dict[Role, Program]] = {}  # the same in a step of any number of rounds
         self._ends: dict[int, dict] = {}  # passes of embedding and head, by the tokens of a rank
 
     def problem(self, lengths: NDArray[np.int64], found: GroupCosts) -> GroupProblem:
@@ -145,8 +148,29 @@ class GroupRounds:
 
     def bound(self, load: Load, rounds: int) -> Lowered:
         """Return the step of ranks that all have the same load in each of so many rounds."""
-        bucket = self.costs.framework.defaults.bucket_bytes
-        return bind(self.structure(rounds), self.stages(load, rounds), bucket)
+        return bind(self.structure(rounds), self.stages(load, rounds), self._bucket)
+
+    def programs(self, loads: Sequence[Load], rounds: int) -> list[tuple[Program, ...]]:
+        """Return the programs of :meth:`bound` for each of some loads. What no documents change is bound once, and what
+        they change once for a load."""
+        roles, out = self.structure(rounds).roles, []
+        alike: dict[Role, Program] = {}
+        for load in loads:
+            binder, own = Binder(self.stages(load, rounds), self.mesh, self._bucket), self._varying.setdefault(load, {})
+            found: dict[Program, None] = {}  # numbered as the first role of each is
+            for role in roles:
+                known = own if varying(role) else alike
+                program = known.get(role)
+                if program is None:
+                    program = known[role] = binder(role)
+                found[program] = None
+            out.append(tuple(found))
+        return out
+
+    @property
+    def _bucket(self) -> int:
+        """Bytes of the buckets in which gradients are reduced."""
+        return self.costs.framework.defaults.bucket_bytes
 
     @cached_property
     def floor_s(self) -> float:
@@ -343,9 +367,9 @@ def _timed(
         at = np.array([[number[load] for rank in zip(*loads[d]) for load in rank] for d in draws])
         placed = _between(seconds, chosen, at)
         structure = made.structure(rounds)
-        bounds = [made.bound(distinct[i], rounds) for i in chosen]
-        priced = [made.pricer.all(one.programs) for one in bounds]
-        middle = bounds[int(np.argmin(np.abs(seconds[chosen] - seconds[at].mean())))]
+        programs = made.programs([distinct[i] for i in chosen], rounds)
+        priced = [made.pricer.all(some) for some in programs]
+        middle = made.bound(distinct[chosen[int(np.argmin(np.abs(seconds[chosen] - seconds[at].mean())))]], rounds)
         typical = timed(middle, made.costs, made.pricer)
         mean = mixed(priced, placed.weights)
         even = Simulated.of(middle, mean, times(middle, mean, made.costs), made.costs)

@@ -43,9 +43,10 @@ class IterationCosts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Seconds of a replica's iterations on its devices.
 
     ``linear_s`` [tokens] and ``sampled_s`` [sampled tokens]; ``decode_s`` [requests, contexts]; ``prefill_s``
-    [prompts, queries, cached] per new token of a prompt. ``linear_parts`` and ``linear_spread`` [tokens, causes] split
-    the token-wise part, ``sampled_parts`` [sampled, causes] the sampling. ``sigma`` is the relative error of the
-    attention kernels.
+    [prompts, queries, cached] per new token of a prompt; of several attention groups ``own_s`` [tokens of a group], the
+    token-wise part of what each computes of its own tokens alone. ``linear_parts`` and ``linear_spread`` [tokens,
+    causes] split the token-wise part, ``sampled_parts`` [sampled, causes] the sampling. ``sigma`` is the relative error
+    of the attention kernels.
     """
 
     linear_s: np.ndarray
@@ -61,6 +62,7 @@ class IterationCosts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     query_node: np.ndarray
     past_node: np.ndarray
     sigma: float
+    own_s: np.ndarray = np.zeros(0)
 
     @property
     def most_tokens(self) -> int:
@@ -73,6 +75,20 @@ class IterationCosts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         at = min(max(bisect_right(node, context) - 1, 0), len(node) - 2)
         low, high = seconds(requests, at), seconds(requests, at + 1)
         return low + (context - node[at]) * ((high - low) / (node[at + 1] - node[at]))
+
+    def evened(
+        self, busiest: tuple[int, int, int], groups: int, tokens: int, prompts: int
+    ) -> tuple[int, int, int, float]:
+        """Return the tokens, the sequences that decode and the prompts of an iteration as if each of its attention
+        groups had as much as the one with most, and the seconds that this takes longer. Graphs are filled up so; with
+        prompts the others wait, and experts have the tokens that there are."""
+        most, decoding, begun = busiest
+        several = min(groups * decoding, len(self.decode_s) - 1), groups * begun
+        if not prompts:
+            return groups * most, *several, 0.0
+        last = len(self.own_s) - 1
+        mean = min(-(-tokens // groups), last)
+        return tokens, *several, 0.0 if last < 0 else self.own_s.item(min(most, last)) - self.own_s.item(mean)
 
     @cached_property
     def nodes(self) -> tuple[list[float], list[float], list[float], list[float]]:
@@ -99,6 +115,7 @@ class IterationCosts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             linear_parts=self.linear_parts * each[: len(self.linear_parts), None],
             linear_spread=self.linear_spread * each[: len(self.linear_spread), None],
             prefill_s=self.prefill_s * factor,
+            own_s=self.own_s * factor,
         )
 
     def scaled(self, factors: np.ndarray, attention: float) -> IterationCosts:
@@ -114,6 +131,7 @@ class IterationCosts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             sampled_spread=self.sampled_spread[:0],
             decode_s=self.decode_s * attention,
             prefill_s=self.prefill_s * attention,
+            own_s=self.own_s * attention,
         )
 
 
@@ -122,7 +140,11 @@ def slowed(table: IterationCosts, factor: float) -> IterationCosts:
     names = ("linear", "sampled")
     several = {f"{name}_{part}": getattr(table, f"{name}_{part}") * factor for name in names for part in _SPLIT}
     return msgspec.structs.replace(
-        table, **several, decode_s=table.decode_s * factor, prefill_s=table.prefill_s * factor
+        table,
+        **several,
+        decode_s=table.decode_s * factor,
+        prefill_s=table.prefill_s * factor,
+        own_s=table.own_s * factor,
     )
 
 
@@ -197,6 +219,13 @@ class ForwardPrices:
             return sum(self.costs.price(entry.work, self.device).seconds for entry in entries)
         return float(_parts(entries, self.device, self.costs)[0].sum())
 
+    def own(self, tokens: int) -> float:
+        """Return seconds of what an attention group computes of so many tokens of its own alone, in all layers: by how
+        much one with these takes longer than one with a single token, experts being alike."""
+        groups = self.forward.plan.layout.adp
+        found = _tokenwise(self.forward, self.device, self.costs, groups, tokens)
+        return float(found[0].sum() - self.linear(groups)[0].sum())
+
     def prompts(self, batch: int, new: int, past: int) -> float:
         """Return seconds of what mixes the tokens of prompts, and of the tokens by which the attention group with most
         of them has more than its part: a prompt is one group's."""
@@ -270,7 +299,17 @@ def priced(
         query_node=queries,
         past_node=pasts,
         sigma=price.sigma(batch, context),
+        own_s=_own(price, tokens, forward.plan.layout.adp),
     )
+
+
+def _own(price: ForwardPrices, tokens: int, groups: int) -> np.ndarray:
+    """Return seconds of a group's own tokens [tokens of a group]; none where there is one group."""
+    if groups == 1:
+        return np.zeros(0)
+    most = -(-tokens // groups)
+    node = token_nodes(max(most, 2))
+    return _filled(node, np.array([price.own(int(n)) for n in node]), np.arange(most + 1))
 
 
 @lru_cache(maxsize=64)

@@ -10,7 +10,9 @@ from meshwright.simulate.iterations import IterationCosts
 
 #: Places of the row that says where an engine's tables begin (``at``) and how large they are.
 LINEAR_AT, MOST_TOKENS, SAMPLED_AT, MOST_SAMPLED, DECODE_AT, CONTEXT_AT, NUM_CONTEXTS = range(7)
-PREFILL_AT, BATCH_AT, NUM_BATCHES, QUERY_AT, NUM_QUERIES, PAST_AT, NUM_PASTS, TABLES = range(7, 15)
+PREFILL_AT, BATCH_AT, NUM_BATCHES, QUERY_AT, NUM_QUERIES, PAST_AT, NUM_PASTS, OWN_AT, MOST_OWN, MOST_ROWS, TABLES = (
+    range(7, 18)
+)
 #: Where a loop's counts have how many samples it took.
 SAMPLES = 3
 #: Longer than anything.
@@ -25,6 +27,7 @@ _FIELDS = (
     ("batch_node", BATCH_AT, NUM_BATCHES, 0),
     ("query_node", QUERY_AT, NUM_QUERIES, 0),
     ("past_node", PAST_AT, NUM_PASTS, 0),
+    ("own_s", OWN_AT, MOST_OWN, 1),
 )
 
 
@@ -37,6 +40,7 @@ def tables_of(several: list[IterationCosts]) -> tuple[np.ndarray, tuple[np.ndarr
         if size >= 0:
             shape[:, size] = [len(one) - last for one in some]
         found.append(np.concatenate(some) if len(some) > 1 else some[0])
+    shape[:, MOST_ROWS] = [len(costs.decode_s) - 1 for costs in several]
     return shape.ravel(), tuple(found)
 
 
@@ -152,3 +156,18 @@ def prefilling(
     far = (prefill_s[one + 1] * (1.0 - x) + prefill_s[more + 1] * x) * (1.0 - y)
     far += (prefill_s[one + third + 1] * (1.0 - x) + prefill_s[more + third + 1] * x) * y
     return (near * (1.0 - z) + far * z) * queries
+
+
+@part
+def guessing(
+    shape: Int64s,
+    linear_s: Float64s,
+    sampled_s: Float64s,
+    decode_s: Float64s,
+    context_node: Float64s,
+    guessed: int,
+    context: float,
+) -> float:
+    """Return the seconds of a guess of the next token of so many, behind so many tokens on average."""
+    own, _, _ = decoding(TABLES, shape, decode_s, context_node, guessed, context)
+    return own + linear_s[shape[TABLES + LINEAR_AT] + guessed] + sampled_s[shape[TABLES + SAMPLED_AT] + guessed]

@@ -10,6 +10,7 @@ as the one before, and a step that needs what has not arrived stalls.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import zip_longest
 from typing import NamedTuple
 
 import msgspec
@@ -80,6 +81,21 @@ class Round(NamedTuple):
     def mean_s(self) -> float:
         """Seconds of a step, over a round."""
         return self.inner_s + (self.averaging_s - self.inner_s) * len(self.parts) / self.every
+
+    @property
+    def hidden_bytes_per_s(self) -> float:
+        """The bytes a second of a rank's link at which no step waits for what is applied later: each part is through
+        before it is due, and all of a round's within a round."""
+        late = max(part.num_bytes for part in self.parts) / self.lag
+        return max(late, sum(part.num_bytes for part in self.parts) / self.every) / self.inner_s
+
+    def run_s(self, num_steps: int) -> float:
+        """Return the seconds from a start to the end of so many steps: nothing is on its way at first, and what still
+        is at the end is not waited for. Without a lag every step counts as the mean of a round."""
+        if not self.lag:
+            return num_steps * self.mean_s
+        *_, (now, _) = carried(self.parts, int(self.every), self.lag, self.inner_s, num_steps)
+        return now + self.slows_s * num_steps / self.every
 
     def over(self, inner, averaging):
         """Return the mean of a figure over the steps of a round, from an inner step's and those of one that exchanges
@@ -167,6 +183,23 @@ def _part(
 def waits(parts: tuple[PartTimes, ...], every: int, lag: int, inner_s: float) -> list[float]:
     """Return the seconds that the step which applies each part waits for it, once rounds are alike.
 
+    A queue that has more to carry than fits in a round falls behind by a little in each: long before a step waits for
+    it, if that comes many steps later. In the end a round is as long as what the queue carries in it, and the last part
+    is waited for by what is missing.
+    """
+    *_, (_, found) = carried(parts, every, lag, inner_s, SETTLED * every + lag)
+    round_s = every * inner_s + sum(w + p.sends_s + p.applies_s - 2 * inner_s for p, w in zip(parts, found))
+    carried_s = max((sum(some) for some in zip_longest(*(p.busy_s for p in parts), fillvalue=0.0)), default=0.0)
+    found[-1] += max(0.0, carried_s - round_s)
+    return found
+
+
+def carried(
+    parts: tuple[PartTimes, ...], every: int, lag: int, inner_s: float, num_steps: int
+) -> Iterator[tuple[float, list[float]]]:
+    """Yield, for each of the steps from a start on, when it ends and the seconds that the step which last applied each
+    part waited for it (one list, which goes on).
+
     A queue carries parts in the order in which they are sent. A part that is sent while it is free is done when its own
     step's graph says; else its exchange follows the one before.
     """
@@ -174,7 +207,7 @@ def waits(parts: tuple[PartTimes, ...], every: int, lag: int, inner_s: float) ->
     ends: dict[tuple[int, int], float] = {}
     free = [0.0] * max(len(p.busy_s) for p in parts)
     now, found = 0.0, [0.0] * len(parts)
-    for step in range(1, SETTLED * every + lag + 1):
+    for step in range(1, num_steps + 1):
         begin, longer = now, 0.0
         for number, part in enumerate(parts):  # one after the other at a step's end
             if step % every == due[number] % every:
@@ -187,7 +220,7 @@ def waits(parts: tuple[PartTimes, ...], every: int, lag: int, inner_s: float) ->
                 found[number] = max(0.0, ends[number, sent] - (begin + inner_s + longer))
                 longer += found[number] + part.applies_s - inner_s
         now = begin + inner_s + longer
-    return found
+        yield now, found
 
 
 def exchange_queues(graph: TaskGraph) -> Iterator[list[int]]:

@@ -100,7 +100,7 @@ def serve_fast(replica: Replica, requests: Requests, begun_s: np.ndarray | None 
         ints["generated"],
         ints["held"],
         np.full(2 * count, -1),
-        np.array([count, limits.groups, *[0] * (2 * limits.groups)], np.int64),
+        np.array([count, limits.groups, limits.settle, *[0] * (2 + 3 * limits.groups)], np.int64),
         times["last_s"],
         times["scheduled_s"],
         times["first_s"],

@@ -9,20 +9,21 @@ from __future__ import annotations
 
 from meshwright.native import Bytes, Float64s, Int64s, OutFloat64s, OutInt64s, native
 from meshwright.simulate.front_line import OUT, STREAM, enter, follow, made_of, next_entry, streamed
-from meshwright.simulate.group_loop import back, chosen, place, wait
+from meshwright.simulate.group_loop import SETTLE, SETTLED, SETTLING, back, busiest, chosen, evened, place, wait
 from meshwright.simulate.loop_tables import (
     LINEAR_AT,
     MOST_SAMPLED,
     MOST_TOKENS,
     NEVER,
-    SAMPLED_AT,
     TABLES,
     bin_of,
     decoding,
     fitting,
+    guessing,
     noted,
     prefilling,
 )
+from meshwright.simulate.prompt_loop import in_full
 
 #: Places of ``limits``.
 POLICY, MAX_BATCH, BUDGET, BLOCK, BLOCKS, WATERMARK, CONCURRENCY, PIPELINE, GRAPH_TOKENS = range(9)
@@ -35,7 +36,7 @@ LINEAR, SAMPLED, DECODE, PREFILL, HOST, IDLE = range(6)
 #: Places of ``counts``.
 ITERATIONS, RUNS, EVICTIONS, SAMPLES, STRIDE, PEAK_BLOCKS, PEAK_BATCH = range(7)
 #: Codes of policies.
-STATIC, ORCA, V0, V1, SARATHI = 1, 2, 3, 4, 5
+STATIC, ORCA, V0, V1, SARATHI, TRTLLM = range(1, 7)
 
 
 @native("num_requests", "weight")
@@ -59,6 +60,7 @@ def serve_loop(
     batch_node: Float64s,
     query_node: Float64s,
     past_node: Float64s,
+    own_s: Float64s,
     gap_edge: Float64s,
     num_gaps: int,
     front: OutInt64s,
@@ -98,10 +100,10 @@ def serve_loop(
     groups, enough, guesses = limits[GROUPS], limits[ENOUGH], limits[GUESSES]
     apart, quota = groups > 1 and hold > 0, budget // groups if budget > 0 else 1 << 40
     most_tokens, most_sampled = shape[MOST_TOKENS], shape[MOST_SAMPLED]
-    now = 0.0
+    reserves = policy <= ORCA or policy == TRTLLM  # blocks of the whole answer at once
     seen = unpolled = held_back = 0  # requests that the engine knows of; iterations since it looked, and of who waits
-    head = tail = coming = answered = num_run = 0
-    stride, since, n = 1, 0, num_requests
+    head = tail = coming = answered = num_run = since = 0
+    now, stride, n = 0.0, 1, num_requests
     known = n if concurrency == 0 or concurrency > n else concurrency
     following = known  # in a closed loop the others come when one is answered
     while answered < num_requests:
@@ -116,7 +118,7 @@ def serve_loop(
         # ---- who is computed, and who is admitted: of those before `open_to`, as the engine's gate decides
         if poll <= 1 or unpolled == 0 or num_run == 0:
             seen = tail
-        open_to, closed = seen, 0
+        open_to, closed, group[SETTLING] = seen, 0, 0
         if apart:
             place(head, seen, queue, num_run, run, prompt, group_of, group)
         if hold > 0 and held_back < hold and groups <= num_run < max_batch and seen > head:
@@ -128,11 +130,10 @@ def serve_loop(
                     there += prompt[queue[i]] + generated[queue[i]] - computed[queue[i]]
                 closed = 1 if there < enough or budget < enough else 0
             open_to = head if closed == 1 else seen
-        if closed == 0 and (seen > head or held_back >= hold or num_run < groups):
+        if group[SETTLING] == 1 or (closed == 0 and (seen > head or held_back >= hold or num_run < groups)):
             held_back = 0
-        num_new = 0  # places of `run` that have a share: the first so many, or those from `first_new` on
-        first_new = 0
-        evictions = 0
+        # places of `run` that have a share: the first so many, or those from `first_new` on
+        num_new = first_new = evictions = 0
         if apart and ORCA <= policy <= V0:
             open_to = chosen(head, open_to, quota, 0, queue, run, new, prompt, generated, computed, group_of, group)
         if policy <= ORCA:
@@ -176,23 +177,10 @@ def serve_loop(
             left = budget
             if policy == V0:
                 first_new = num_run
-                while head < open_to and num_run < max_batch:
-                    r = queue[head]
-                    need = prompt[r] + generated[r] - computed[r]
-                    blocks = (prompt[r] + generated[r] + block - 1) // block
-                    if (need > left and num_run > first_new) or free - blocks < watermark:
-                        break
-                    head += 1
-                    held[r] = blocks
-                    free -= blocks
-                    if scheduled_s[r] < 0.0:
-                        scheduled_s[r] = now
-                    run[num_run] = r
-                    new[num_run] = need
-                    num_run += 1
-                    left -= need
-                    if left <= 0:
-                        break
+                head, num_run, free = in_full(
+                    now, head, open_to, num_run, max_batch, budget, block, free, watermark,
+                    queue, run, new, prompt, generated, computed, held, scheduled_s,
+                )  # fmt: skip
                 if apart:
                     back(head, open_to, seen, queue, group_of, group)
                 num_new = num_run - first_new
@@ -208,6 +196,8 @@ def serve_loop(
                         rest = output[r] - generated[r] - 1
                         need += guesses if guesses < rest else rest if rest > 0 else 0
                     if need > left:
+                        if policy == TRTLLM:
+                            break
                         need = left
                     blocks = (computed[r] + need + block - 1) // block
                     gone = False
@@ -243,6 +233,10 @@ def serve_loop(
                         need = prompt[r] + generated[r] - computed[r]
                         share = need if need < left else left
                         whole = computed[r] + (need if policy == SARATHI else share)
+                        if policy == TRTLLM:
+                            if need > left and num_new > 0:
+                                break
+                            share, whole = need, prompt[r] + output[r]
                         blocks = (whole + block - 1) // block
                         if free - blocks < (watermark if policy == SARATHI else 0):
                             break
@@ -259,8 +253,7 @@ def serve_loop(
                     if apart:
                         back(head, open_to, seen, queue, group_of, group)
         # ---- what that takes
-        num_decode = num_prefill = tokens = sampled = 0
-        context = queries = past = 0
+        num_decode = num_prefill = tokens = sampled = context = queries = past = 0
         longest = guessed = behind = read = reading = before = 0  # of guesses, and of prompts that who guesses reads
         steps = num_requests + 1 << 40
         for i in range(first_new, first_new + num_new):
@@ -289,8 +282,12 @@ def serve_loop(
                 if rest > 0 and rest < steps:
                     steps = rest
         parts = pipeline if pipeline < num_new else num_new
-        at = (tokens + parts - 1) // parts
-        linear = linear_s[at if at < most_tokens else most_tokens]
+        at, rows, fullest, longer = tokens, num_decode, num_prefill, 0.0
+        if apart:
+            at, rows, fullest = busiest(first_new, num_new, run, new, prompt, generated, computed, group_of, group)
+            at, rows, fullest, longer = evened(at, rows, fullest, groups, tokens, num_prefill, shape, own_s)
+        at = (at + parts - 1) // parts
+        linear = linear_s[at if at < most_tokens else most_tokens] + longer
         heads = (sampled + parts - 1) // parts
         head_s = sampled_s[heads if heads < most_sampled else most_sampled]
         if heads > most_sampled:
@@ -298,13 +295,12 @@ def serve_loop(
         decode = slope = prefill = 0.0
         room = NEVER
         if num_decode > 0:
-            each = (num_decode + parts - 1) // parts
-            decode, slope, room = decoding(0, shape, decode_s, context_node, each, context / num_decode)
+            rows = (rows + parts - 1) // parts
+            decode, slope, room = decoding(0, shape, decode_s, context_node, rows, context / num_decode)
         if num_prefill > 0:
-            each = (num_prefill + parts - 1) // parts
-            q = queries / (parts if parts > num_prefill else num_prefill)
-            p = past / num_prefill
-            prefill = prefilling(0, shape, prefill_s, batch_node, query_node, past_node, each, q, p)
+            fullest = (fullest + parts - 1) // parts
+            q, p = queries / (parts if parts > num_prefill else num_prefill), past / num_prefill
+            prefill = prefilling(0, shape, prefill_s, batch_node, query_node, past_node, fullest, q, p)
         device = linear + head_s + decode + prefill
         eager = fixed_s[EAGER] if num_prefill > 0 or tokens > graph_tokens else 0.0
         host = fixed_s[STEP] + fixed_s[REQUEST] * num_new + (eager - device if eager > device else 0.0)
@@ -314,9 +310,7 @@ def serve_loop(
             q, p = reading / read, before / read
             host += prefilling(TABLES, shape, prefill_s, batch_node, query_node, past_node, read, q, p)
         if guessed > 0:
-            own, _, _ = decoding(TABLES, shape, decode_s, context_node, guessed, behind / guessed)
-            own += linear_s[shape[TABLES + LINEAR_AT] + guessed] + sampled_s[shape[TABLES + SAMPLED_AT] + guessed]
-            host += longest * own
+            host += longest * guessing(shape, linear_s, sampled_s, decode_s, context_node, guessed, behind / guessed)
         if eager > device:
             slope_now = 0.0
             bound = (eager - device) / slope if slope > 0.0 else 1e18
@@ -327,16 +321,15 @@ def serve_loop(
         # ---- how often the same again
         if num_prefill > 0 or guessed > 0 or evictions > 0 or num_new < num_run or sampled < num_new:
             steps = 1
-        if poll > 1 and steps > poll - unpolled:
-            steps = poll - unpolled
+        steps = poll - unpolled if 1 < poll < steps + unpolled else steps
+        steps = group[SETTLE] - group[SETTLED] if group[SETTLING] * steps > group[SETTLE] - group[SETTLED] else steps
         if hold > 0 and closed == 0 and head < seen and num_run < max_batch:
             steps = 1  # there is no room for who was let in, and the gate closes
         elif hold > 0 and (closed == 1 or groups > 1) and steps > hold - held_back:
             steps = hold - held_back
         if steps > 1:
-            if room < steps - 1:
-                steps = int(room) + 1
-            if policy > ORCA:
+            steps = int(room) + 1 if room < steps - 1 else steps
+            if not reserves:
                 slack = free // num_run * block + 1
                 if slack < steps:
                     steps = slack
@@ -348,8 +341,8 @@ def serve_loop(
         end = now + (one * steps + more)
         # ---- afterwards
         unpolled = 0 if num_prefill > 0 or poll <= 1 else (unpolled + steps) % poll
-        if closed == 1 or groups > 1:
-            held_back += steps
+        held_back += steps if closed == 1 or groups > 1 else 0
+        group[SETTLED] += group[SETTLING] * steps
         spent_s[LINEAR] += linear * steps
         spent_s[SAMPLED] += head_s * steps
         spent_s[DECODE] += decode * steps + slope * steps * (steps - 1) / 2.0
@@ -420,7 +413,7 @@ def serve_loop(
                     if generated[r] - steps < output[r]:
                         counted += 1
             gaps[low] += counted * (steps - 1)
-            if policy > ORCA:
+            if not reserves:
                 for i in range(num_run):
                     r = run[i]
                     blocks = (computed[r] + block - 1) // block

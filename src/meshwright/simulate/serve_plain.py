@@ -80,9 +80,12 @@ def iteration_seconds(replica: Replica, run: Iterate) -> Took:
             prompts += 1
             queries += s.new
             past += s.past
+    computed, rows, fullest, longer = tokens, decoding, prompts, 0.0
+    if run.busiest is not None:
+        computed, rows, fullest, longer = costs.evened(run.busiest, replica.limits.groups, tokens, prompts)
     parts = min(replica.stages, sequences)
-    at = min(-(-tokens // parts), costs.most_tokens)
-    linear = costs.linear_s.item(at)
+    at = min(-(-computed // parts), costs.most_tokens)
+    linear = costs.linear_s.item(at) + longer
     head, most = -(-sampled // parts), len(costs.sampled_s) - 1
     head = costs.sampled_s.item(head) if head <= most else costs.sampled_s.item(most) * head / most
     decode = prefill = slope = 0.0
@@ -93,7 +96,7 @@ def iteration_seconds(replica: Replica, run: Iterate) -> Took:
         most = inf if share <= 1.0 else share - mean  # tokens of a context that are read yet, where they are counted
         share, mean = (0.0, share) if most <= 0.0 else (min(share, 1.0), mean)
         low = min(max(bisect_right(node, mean) - 1, 0), len(node) - 2)
-        row = -(-decoding // parts)
+        row = -(-rows // parts)
         decode = costs.decode_s.item(row, low)
         slope = (costs.decode_s.item(row, low + 1) - decode) / (node[low + 1] - node[low])
         decode += (mean - node[low]) * slope
@@ -104,7 +107,7 @@ def iteration_seconds(replica: Replica, run: Iterate) -> Took:
         if replica.fetch_s:
             decode, slope, room = _fetched(replica, decode, slope, room, context, decoding)
     if prompts:
-        prefill = costs.prefilling(-(-prompts // parts), queries / max(parts, prompts), past / prompts)
+        prefill = costs.prefilling(-(-fullest // parts), queries / max(parts, prompts), past / prompts)
     device = linear + head + decode + prefill
     eager = host.eager_s if prompts or tokens > host.graph_tokens else 0.0
     growth = slope
@@ -268,15 +271,17 @@ class Clock:
         """Let the iterations under way pass; returns the requests that they answer."""
         took, times, run = self.took, self.times, self.iterate
         assert took is not None and run is not None
-        used, running = self.state.cache.total - self.state.free, len(self.state.running)
+        state, cache = self.state, self.state.cache
+        total, running = cache.total, len(state.running)
+        used = total - cache.free
         self.peak_batch = max(self.peak_batch, running)
-        self.samples.append((self.now, running, len(self.state.waiting), used))
+        self.samples.append((self.now, running, len(state.waiting), used))
         if len(self.samples) > 2 * MOST_SAMPLES:
             del self.samples[1::2]
         end, series = self.ends(times), times * (times - 1) / 2.0
         spent = self.spent
-        for part in range(5):
-            spent[part] += times * took[part]
+        for part, seconds in enumerate(took[:5]):
+            spent[part] += times * seconds
         spent[2] += took.slope * series
         spent[SLOWER if took.slower else 4] -= (took.slope - took.growth) * series
         spent[MOVES] += took.moves
@@ -289,8 +294,11 @@ class Clock:
         one = self.one
         self.before = one + took.growth * (times - 1)
         counted, finished = len(run.decoding), []
-        guessed = dict(self.accepted)
-        first_at, end_at = self._out(run, times, self.now + one, end)
+        guessed = dict(self.accepted) if self.accepted else {}
+        first_at, end_at = self.now + one, end
+        if self.replica.host.stream_s > 0:
+            first_at, end_at = self._out(run, times, first_at, end_at)
+        self.out_s = end_at
         gap_of: dict[float, int] = {}
         if run.decoding:
             gap_of, finished = self.together.tick(times, first_at, end_at)
@@ -328,23 +336,20 @@ class Clock:
                 gap = (end_at - first_at) / (times - 1)
             self.gaps[_bin(gap)] += counted * (times - 1)
             if not self.replica.policy.reserves:
-                blocks_for = self.replica.limits.blocks_for
-                used += sum(blocks_for(s.past + times) - blocks_for(s.past + 1) for s in run.shares)
-                used += self.state.cohort.growth(times - 1)
-        self.peak_blocks = max(self.peak_blocks, min(used, self.state.cache.total))
+                if run.shares:
+                    blocks_for = self.replica.limits.blocks_for
+                    used += sum(blocks_for(s.past + times) - blocks_for(s.past + 1) for s in run.shares)
+                used += state.cohort.growth(times - 1)
+        self.peak_blocks = max(self.peak_blocks, min(used, total))
         self.now = end
         return finished
 
     def _out(self, run: Iterate, times: int, first_s: float, end_s: float) -> tuple[float, float]:
-        """Return when the tokens of the first and the last of the iterations under way are out."""
-        stream_s, made = self.replica.host.stream_s, self.generated
-        if stream_s > 0:
-            guessed = dict(self.accepted)
-            alone = (s.number for s in run.shares if s.samples and made[s.number] < self.output[s.number])
-            tokens = len(run.decoding) + sum(1 + guessed.get(number, 0) for number in alone)
-            first_s, end_s = streamed(times, tokens, first_s, end_s, stream_s, self.out_s)
-        self.out_s = end_s
-        return first_s, end_s
+        """Return when the tokens of the first and the last of the iterations under way are out, one after the other."""
+        guessed, made = dict(self.accepted), self.generated
+        alone = (s.number for s in run.shares if s.samples and made[s.number] < self.output[s.number])
+        tokens = len(run.decoding) + sum(1 + guessed.get(number, 0) for number in alone)
+        return streamed(times, tokens, first_s, end_s, self.replica.host.stream_s, self.out_s)
 
     def _adapted(self, run: Iterate, took: Took) -> Took:
         """Return the times of an iteration with LoRA adapters: those that are loaded for it, and their products."""

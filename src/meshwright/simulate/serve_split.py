@@ -14,6 +14,7 @@ from meshwright.simulate.apart_loop import SPENTS, apart_loop
 from meshwright.simulate.front_line import FRONTS
 from meshwright.simulate.kv_links import KvPath, Port
 from meshwright.simulate.serve_apart import ApartReplicas, ServedApart, served_apart, whole_of
+from meshwright.simulate.serve_loop import SARATHI, V0, V1
 from meshwright.simulate.served import GAP_EDGES, MOST_SAMPLES, Replica, ServedRequests, thinned
 from meshwright.spec.requests import Requests
 
@@ -27,7 +28,8 @@ def _known(apart: ApartReplicas, requests: Requests, router: Router) -> bool:
     """Whether the compiled loop knows what decides over replicas and requests."""
     plain = all(one.compiled and one.drafts is None and one.host.stream_s == 0 for one in apart.replicas)
     plain = plain and not any(one.limits.apart for one in apart.replicas)
-    alike = plain and all(not one.policy.reserves and one.limits.device_share == 1.0 for one in apart.replicas)
+    known = (V0, V1, SARATHI)
+    alike = plain and all(one.policy.code in known and one.limits.device_share == 1.0 for one in apart.replicas)
     waits = len(requests.after) or len(requests.needed)
     in_order = bool((np.diff(requests.arrival_s) >= 0).all())
     return alike and in_order and not waits and not router.looks and not apart.layerwise

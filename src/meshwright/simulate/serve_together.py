@@ -69,9 +69,11 @@ class DecodingTogether:
         self.fresh.clear()
         self.ticks += times
         self.last_s = end_s
-        answered = []
-        while self.left() <= 0:
-            number = self.due[0][1]
-            self.leave(number)
-            answered.append(number)
+        answered, due = [], self.due
+        while due and due[0][0] <= self.ticks:
+            _, number, joined = due[0]
+            if self.since.get(number) == joined:
+                self.leave(number)
+                answered.append(number)
+            heapq.heappop(due)
         return gaps, answered

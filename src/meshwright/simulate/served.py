@@ -16,7 +16,7 @@ from meshwright.serving.speculative import Drafts
 from meshwright.simulate.guessing import Guesses
 from meshwright.simulate.iterations import IterationCosts
 from meshwright.simulate.lora import LoraCosts
-from meshwright.simulate.serve_loop import SARATHI, V1
+from meshwright.simulate.serve_loop import SARATHI, TRTLLM, V1
 from meshwright.spec.requests import Requests
 
 #: Samples of the state over time that are kept of a replica.
@@ -100,7 +100,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
         if self.drafts is None or guesses is None:
             return self.drafts is None
         known = isinstance(self.drafts, Drafts) and guesses.policy is SPECULATIVE and guesses.draft is not None
-        return known and not guesses.forgets and self.policy.code in (V1, SARATHI)
+        return known and not guesses.forgets and self.policy.code in (V1, SARATHI, TRTLLM)
 
     def decider(self, *, parks: bool = False, together: bool = True) -> Batching:
         """Return what decides over its iterations."""

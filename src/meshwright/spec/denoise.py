@@ -2,6 +2,9 @@
 
 ``images=1,size=1024,steps=50`` makes one image of 1024 x 1024 in 50 steps. Every step passes all tokens of all images,
 twice where guidance without the class is asked for besides (classifier-free guidance, Ho and Salimans, 2207.12598).
+``experts=8,active=1,router=dit-router.json`` makes them by an ensemble of models of one kind, each trained on a cluster
+of the data, whose predictions of the noise are weighed in each step by what a router says of the noisy image
+(decentralised diffusion models, McAllister et al., 2501.05450).
 """
 
 from __future__ import annotations
@@ -12,8 +15,8 @@ from typing import Any
 import msgspec
 
 from meshwright.errors import MeshwrightError
-from meshwright.spec.diffusion import LATENT_PIXELS, Latents
-from meshwright.spec.model import Model
+from meshwright.spec.diffusion import LATENT_PIXELS, Latents, NoisyClasses
+from meshwright.spec.model import Model, load
 from meshwright.spec.unet import LatentStem
 from meshwright.spec.words import SaidWords
 from meshwright.spec.workload import TRAINED_DTYPES, Train
@@ -28,7 +31,9 @@ _YES_NO = {"yes": True, "no": False}
 class Denoise(msgspec.Struct, frozen=True, kw_only=True):
     """Images that are made together: ``size`` pixels along a side, in ``steps`` steps, of which the first ``warmup``
     wait for every exchange whatever the plan says. ``guidance``: each image passes the model twice a step. ``frames``:
-    videos of so many are made in place of images, where the model makes any."""
+    videos of so many are made in place of images, where the model makes any. ``experts``: models whose predictions a
+    ``router``, a model by its name or the folder of its weights, weighs in each step; an image passes the ``active``
+    ones that weigh most, 0 for all of them."""
 
     images: int = 1
     size: int
@@ -37,11 +42,51 @@ class Denoise(msgspec.Struct, frozen=True, kw_only=True):
     guidance: bool = True
     dtype: str = "bf16"
     frames: int = 0
+    experts: int = 1
+    active: int = 0
+    router: str = ""
 
     @property
     def rows(self) -> int:
         """Sequences that pass the model in a step."""
         return self.images * (2 if self.guidance else 1)
+
+    @property
+    def whole(self) -> bool:
+        """Whether every image passes all experts."""
+        return self.active in (0, self.experts)
+
+    def passes(self, replicas: int) -> tuple[int, int]:
+        """Return how many experts a replica passes in a step, and images each, where as many images go to one expert as
+        to another: experts are dealt out to the replicas."""
+        held = self.experts // replicas
+        if self.whole:
+            return held, self.images
+        pairs = -(-self.images * self.active // replicas)
+        count = min(held, pairs)
+        return count, -(-pairs // count)
+
+    def router_model(self, model: Model) -> Model | None:
+        """Return the router of experts that are such models; None where it is not said.
+
+        Raises:
+            MeshwrightError: M codes for its name; W019 for a model that is no router of them.
+        """
+        if not self.router:
+            return None
+        found, place = load(self.router), f"--denoise router={self.router}"
+        why, head, spec = "", found.head, model.embedding
+        if not isinstance(head, NoisyClasses):
+            why = "does not tell clusters of noisy images: its configuration says no num_labels"
+        elif head.rows != self.experts:
+            why = f"tells {head.rows} clusters, and there are {self.experts} experts"
+        elif (found.embedding.channels, found.embedding.frames) != (spec.channels, spec.frames):
+            why = f"reads {found.embedding.channels} channels and {found.embedding.frames} frames, and {model.name} "
+            why += f"{spec.channels} and {spec.frames}"
+        if why:
+            help = f"a diffusion transformer with num_labels {self.experts}, trained on the clusters of the experts"
+            raise MeshwrightError.one("W019", f"{found.name} {why}", place=place, help=help)
+        return found
 
     def tokens(self, model: Model) -> int:
         """Return the tokens of one image, or of one video.
@@ -72,12 +117,12 @@ class Denoise(msgspec.Struct, frozen=True, kw_only=True):
             raise MeshwrightError.one("W019", f"{model.name} makes {what}", place=place, help=help)
         return (self.size // each) ** 2 * max(1, self.frames)
 
-    def train(self, model: Model) -> Train:
+    def train(self, model: Model, replicas: int = 1) -> Train:
         """Return one step as a workload of sequences, which nothing is trained by; of a model of feature maps they are
-        images of so many pixels."""
+        images of so many pixels. Of an ensemble each of the replicas passes all rows, and else its share of them."""
         tokens, maps = self.tokens(model), isinstance(model.embedding, LatentStem)
         return Train(
-            global_batch=self.rows,
+            global_batch=self.rows * (replicas if self.experts > 1 else 1),
             seq_len=self.size**2 if maps else tokens,
             dtype=self.dtype,
             phase=DENOISE,
@@ -91,6 +136,9 @@ class Denoise(msgspec.Struct, frozen=True, kw_only=True):
         words += [f"frames={self.frames}"] if self.frames else []
         words += [f"warmup={self.warmup}"] if self.warmup != Denoise(size=1).warmup else []
         words += ["guidance=no"] if not self.guidance else []
+        words += [f"experts={self.experts}"] if self.experts > 1 else []
+        words += [f"active={self.active}"] if self.active else []
+        words += [f"router={self.router}"] if self.router else []
         return ",".join(words + ([f"dtype={self.dtype}"] if self.dtype != "bf16" else []))
 
 
@@ -109,6 +157,9 @@ READERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "warmup": (_count(0), f"a whole number from 0 to {MOST:,}"),
     "frames": (_count(1), f"a whole number from 1 to {MOST:,}"),
     "guidance": (_YES_NO.get, "yes or no"),
+    "experts": (_count(1), f"a whole number from 1 to {MOST:,}"),
+    "active": (_count(1), f"a whole number from 1 to {MOST:,}"),
+    "router": (lambda text: text or None, "a model, or the folder of its weights"),
     "dtype": (lambda text: text if text in TRAINED_DTYPES else None, f"one of {', '.join(TRAINED_DTYPES)}"),
 }
 
@@ -125,6 +176,12 @@ def parse(text: str, *, place: str = "--denoise") -> Denoise:
         said.refuse("W003", "the workload does not say size", "for example images=1,size=1024,steps=50")
     if not said.wrong and values.get("warmup", 0) > values.get("steps", Denoise(size=1).steps):
         said.refuse("W005", f"warmup={values['warmup']} of fewer steps", "say as many steps, or a smaller warmup")
+    experts = values.get("experts", 1)
+    for word in ("active", "router"):
+        if not said.wrong and word in values and experts == 1:
+            said.refuse("W005", f"{word}={values[word]} of one model", "say experts=8, or drop it")
+    if not said.wrong and values.get("active", 0) > experts:
+        said.refuse("W005", f"active={values['active']} of {experts} experts", f"say active={experts} or fewer")
     if said.wrong:
         raise MeshwrightError(said.wrong)
     return Denoise(**values)

@@ -103,3 +103,20 @@ class Denoised(msgspec.Struct, frozen=True, kw_only=True):
     def num_params(self, hidden: int) -> int:
         """Parameters of the modulation and of the product."""
         return Modulation(vectors=2).num_params(hidden) + (hidden + 1) * self.inner
+
+
+class NoisyClasses(msgspec.Struct, frozen=True, kw_only=True):
+    """The last layer of a classifier of noisy samples: the norm of :class:`Denoised`, the mean over a sample's tokens
+    and a product to ``rows`` classes, whose cross-entropy is the loss: that by which samples are guided to a class
+    (Dhariwal and Nichol, 2105.05233, section 4), or a router of experts, whose classes are clusters (2501.05450)."""
+
+    rows: int
+    stream: int = 0
+
+    def norm_params(self, hidden: int) -> int:
+        """Parameters of the norm, which has none of its own."""
+        return 0
+
+    def num_params(self, hidden: int) -> int:
+        """Parameters of the modulation and of the product."""
+        return Modulation(vectors=2).num_params(hidden) + (hidden + 1) * self.rows

@@ -27,6 +27,8 @@ from meshwright.spec.zoo import Zoo, zoo
 
 #: How those come back whose cache was taken.
 PREEMPTIONS = ("recompute", "swap")
+#: Batching policies of engines that do not batch as vLLM V1, by their profile: theirs where none is said.
+OWN_POLICIES = {"trtllm": "trtllm"}
 #: Bytes of a number in the cache of keys and values; of int8 with a scale in fp32 for a head of 128 (2407.00029).
 KV_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0 + 4 / 128}
 #: Ways to hold LoRA adapters.
@@ -40,25 +42,25 @@ class EngineWords(msgspec.Struct, frozen=True, kw_only=True):
 
     At most ``max_batch`` requests run at a time, and an iteration computes at most ``budget`` tokens (0: as the policy
     usually does). It looks for new requests once in ``poll`` iterations of decoding, and lets prompts wait for up to
-    ``batch_wait`` of them, until they ``fill`` that share of the budget or each attention group has one. Keys and
-    values of ``kv`` precision lie in blocks of ``block`` tokens: ``kv_blocks`` of them, or as many as fit into the
-    share ``memory`` of the device's (0: counted). ``graphs``: iterations of few tokens are replayed from CUDA graphs.
-    ``order`` says who of those who wait runs first; with ``prefix_cache`` blocks of a common prefix are shared and
-    kept; a ``chunk_cache`` keeps texts wherever they stand in a prompt, and computes that share of their tokens again,
-    which is approximate. A request that is evicted is computed again, or swapped (``preempt``) to ``host_bytes`` of the
-    host's memory for each rank, where shared blocks that leave the device go too. ``kv_budget`` keeps a part of each
-    context alone, which is approximate. Adapters lie in the cache's memory (``lora`` unified), in so many
-    ``adapter_slots`` of their own, or are merged into the weights one at a time; built from a pool (``adapter_pool``)
-    they take its rank of memory. Or each is a model of its own (``models``) in the host's memory, and slots have the
-    ones that ran last. The model ``draft`` (or ``ngram``) guesses so many tokens ahead (``guesses``, 0: as
-    the policy of ``speculation`` usually does), each of which comes true with the chance ``accept``; ``targets`` copies
-    of the model verify; a draft model without a cache of its own (``draft_cache``) reads each sequence anew in each
-    round. ``kv_send`` says whether a prompt's keys and values go to another pool as a whole or layer by
-    layer, while later layers are computed. ``profile`` names the engine whose host times are meant. Replicas that
-    ``borrow`` keep what they have no room for in the memory of others; those in ``pairs`` hold copies of each other's
-    caches. Jobs ``beside`` train on the devices that serve, on the part of them that ``sharing`` gives. Replicas that
-    draw from one ``power`` supply are servers of a row. Tuned models may be cut into blocks
-    (``zoo``), which lie once for all of them. Replicas may be ``peers``, each with a run of the layers.
+    ``batch_wait`` of them, until they ``fill`` that share of the budget or each attention group has one, and then for
+    as many as ``settle`` more. Keys and values of ``kv`` precision lie in blocks of ``block`` tokens: ``kv_blocks`` of
+    them, or as many as fit into the share ``memory`` of the device's (0: counted). ``graphs``: iterations of few tokens
+    are replayed from CUDA graphs. ``order`` says who of those who wait runs first; with ``prefix_cache`` blocks of a
+    common prefix are shared and kept; a ``chunk_cache`` keeps texts wherever they stand in a prompt, and computes that
+    share of their tokens again, which is approximate. A request that is evicted is computed again, or swapped
+    (``preempt``) to ``host_bytes`` of the host's memory for each rank, where shared blocks that leave the device go
+    too. ``kv_budget`` keeps a part of each context alone, which is approximate. Adapters lie in the cache's memory
+    (``lora`` unified), in so many ``adapter_slots`` of their own, or are merged into the weights one at a time; built
+    from a pool (``adapter_pool``) they take its rank of memory. Or each is a model of its own (``models``) in the
+    host's memory, and slots have the ones that ran last. The model ``draft`` (or ``ngram``) guesses so many tokens
+    ahead (``guesses``, 0: as the policy of ``speculation`` usually does), each of which comes true with the chance
+    ``accept``; ``targets`` copies of the model verify; a draft model without a cache of its own (``draft_cache``) reads
+    each sequence anew in each round. ``kv_send`` says whether a prompt's keys and values go to another pool as a whole
+    or layer by layer, while later layers are computed. ``profile`` names the engine whose host times are meant.
+    Replicas that ``borrow`` keep what they have no room for in the memory of others; those in ``pairs`` hold copies of
+    each other's caches. Jobs ``beside`` train on the devices that serve, on the part of them that ``sharing`` gives.
+    Replicas that draw from one ``power`` supply are servers of a row. Tuned models may be cut into blocks (``zoo``),
+    which lie once for all of them. Replicas may be ``peers``, each with a run of the layers.
     """
 
     policy: str = "vllm-v1"
@@ -68,6 +70,7 @@ class EngineWords(msgspec.Struct, frozen=True, kw_only=True):
     poll: int = 1
     batch_wait: int = 0
     fill: float = 0.0
+    settle: int = 0
     block: int = 16
     kv_blocks: int = 0
     kv: str = "bf16"
@@ -113,6 +116,7 @@ ENGINE_READERS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "budget": ("engine.budget", token_budget, "a positive number of tokens of an iteration, or auto"),
     "poll": ("engine.poll", count(65536), "a positive number of iterations up to 65,536"),
     "batch_wait": ("engine.batch_wait", count(65536), "a positive number of iterations up to 65,536"),
+    "settle": ("engine.settle", count(65536), "a positive number of iterations up to 65,536"),
     "fill": ("engine.fill", lambda t: positive(t, 1.0), "a share of the token budget above 0 up to 1"),
     "block": ("engine.block", count(4096), "a positive number of tokens of a block up to 4,096"),
     "kv_blocks": ("engine.kv_blocks", num_requests, "a positive number of blocks"),

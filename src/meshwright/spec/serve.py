@@ -23,7 +23,7 @@ from meshwright.catalog import meant
 from meshwright.errors import Diagnostic, MeshwrightError, unseparated
 from meshwright.quantity import bytes_text
 from meshwright.spec import serve_file
-from meshwright.spec.engine_words import ENGINE_READERS, EngineWords
+from meshwright.spec.engine_words import ENGINE_READERS, OWN_POLICIES, EngineWords
 from meshwright.spec.lengths import Lengths
 from meshwright.spec.lengths import is_file as is_file_of_lengths
 from meshwright.spec.lengths import read as read_lengths
@@ -317,7 +317,9 @@ def _read(
             share = said.get(bound, list(said.values())[-1])
             holder[bound] = msgspec.structs.replace(holder[bound], share=share)
     bounds = tuple(Bounds(priority=p, **classes[p]) for p in sorted(classes))
-    return Serve(**values, classes=bounds, engine=EngineWords(**engine), base=base, **more)
+    own = OWN_POLICIES.get(engine.get("profile", ""))
+    words = EngineWords(**({"policy": own} if own else {}) | engine)
+    return Serve(**values, classes=bounds, engine=words, base=base, **more)
 
 
 def _pairs(text: str, place: str) -> tuple[dict[str, str], list[Diagnostic]]:

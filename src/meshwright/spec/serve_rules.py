@@ -111,6 +111,9 @@ def _engine(given: Mapping[str, str], place: str) -> list[Diagnostic]:
     if "fill" in given and "batch_wait" not in given:
         help = "say batch_wait= too, such as batch_wait=20: the iterations that prompts wait at most; or drop fill"
         wrong.append(_bad("W005", "fill= is of prompts that wait to be computed together", place, help))
+    if "settle" in given and "batch_wait" not in given:
+        help = "say batch_wait= too, such as batch_wait=50: iterations that they wait for it at most; or drop settle"
+        wrong.append(_bad("W005", "settle= is of prompts that waited until each group has one", place, help))
     if "sharing" in given and "beside" not in given:
         help = "say beside=, such as beside=bert-large:batch=8:seq=512, or drop sharing"
         wrong.append(_bad("W005", "sharing= is of a job beside the requests", place, help))

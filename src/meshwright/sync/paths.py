@@ -20,19 +20,23 @@ if TYPE_CHECKING:
 
 #: Beginning of the names of groups that share a module of a level.
 MODULE = "module"
+#: Features that are clustered: mean hidden states of the model that a run begins with, or the pixels of samples.
+HIDDEN, PIXELS = "hidden", "pixels"
 
 
 class ModulePaths(msgspec.Struct, frozen=True, kw_only=True):
     """Models of ``levels`` with so many modules each, () where every replica's model is its own; ``prefix``: the
     tokens of a sequence that it is routed by, and that nothing is learnt of. ``rescaled``: a module's change is
     longer by the root of the number of paths through it. ``mixed``: what is predicted is weighed over all paths, not
-    taken of one. Each sequence is of as many of the nearest paths as ``overlap`` says when they train."""
+    taken of one. Each sequence is of as many of the nearest paths as ``overlap`` says when they train. ``features``:
+    what k-means tells labelled samples apart by, mean hidden states or pixels."""
 
     levels: tuple[int, ...]
     prefix: int
     rescaled: bool = False
     mixed: bool = False
     overlap: int = 1
+    features: str = HIDDEN
 
     def count(self, replicas: int) -> int:
         """Return the number of paths."""

@@ -22,10 +22,17 @@ from typing import NamedTuple
 LaunchedWords = dict[str, int | float | str]
 #: Images of TensorRT-LLM whose servers on B200 predict several tokens: those of the ``-mtp`` configurations alone.
 AHEAD_IMAGES = ("1.2.0rc6.post3",)
-#: The chance that a predicted token comes true, by how many are predicted, where nobody measured it: that with which as
-#: many of them do as NVIDIA's AIConfigurator, which publishes these rows, takes for granted (rates of 0.85, then 0.3:
-#: 0.85 tokens of one, 1.105 of three, as 0.578 + 0.578^2 + 0.578^3).
-AHEAD_ACCEPT = {1: 0.85, 3: 0.578}
+#: Images of TensorRT-LLM that ran before its servers of DeepSeek-R1 delayed prompts (perf-changelog.yaml of InferenceX,
+#: pull request 594: with 1.2.0rc6.post2), and took 8,192 tokens an iteration at least, as they do for evaluations of
+#: answers (benchmarks/dsr1_fp4_b200_trt_slurm.sh, dsr1_fp8_h200_trt_slurm.sh at b5ebafa3, and at 68c1a2db in a copy,
+#: beside benchmarks/dsr1_fp4_b200_trt.sh at 111f0312). They were looked for where first tokens of this image were off.
+EARLY_IMAGES = ("1.1.",)
+#: The chance that a predicted token comes true, by how many are predicted: that with which as many of them do as the
+#: engine's authors measured of DeepSeek-R1 on eight B200 (TensorRT-LLM, docs/source/blogs/tech_blog/blog1_Pushing_
+#: Latency_Boundaries_Optimizing_DeepSeek-R1_Performance_on_NVIDIA_B200_GPUs.md: 1.92 tokens an iteration where one is
+#: predicted, 2.82 where three are, as 0.77 + 0.77^2 + 0.77^3 is 1.82). That it is theirs and no longer what
+#: AIConfigurator takes for granted (1.85 and 2.105) was chosen where servers of one image were off.
+AHEAD_ACCEPT = {1: 0.92, 3: 0.77}
 
 
 class LaunchedServer(NamedTuple):
@@ -63,15 +70,17 @@ def _polled(server: LaunchedServer) -> LaunchedWords:
 
 
 def _delayed(server: LaunchedServer) -> LaunchedWords:
-    """max_num_tokens, attention_dp_config and batch_wait_* of DeepSeek-R1 in TensorRT-LLM; its schedulers are one for
-    each group."""
+    """max_num_tokens, free_gpu_memory_fraction, attention_dp_config and batch_wait_* of DeepSeek-R1 in TensorRT-LLM;
+    its schedulers are one for each group."""
     if server.image in AHEAD_IMAGES:
         return _ahead(server)
-    tokens = max(8192, -(-(server.concurrency + server.prompt + 64) // 64) * 64)
-    found: LaunchedWords = {"budget": tokens * server.adp}
+    early = server.image.startswith(EARLY_IMAGES)
+    tokens = max(0 if early else 8192, -(-(server.concurrency + server.prompt + 64) // 64) * 64)
+    few = server.precision == "fp8" and server.tp * server.adp == 4 and (server.prompt, server.output) == (8192, 1024)
+    found: LaunchedWords = {"budget": tokens * server.adp, "memory": 0.75 if few else 0.8}
     if server.adp > 1:
         return found | {"batch_wait": 60}
-    delays = server.precision == "fp8" and server.even and server.concurrency >= 64
+    delays = not early and server.precision == "fp8" and server.even and server.concurrency >= 64
     return found | ({"batch_wait": 40, "fill": 0.8} if delays else {})
 
 
@@ -80,16 +89,17 @@ def _ahead(server: LaunchedServer) -> LaunchedWords:
     several tokens (benchmarks/single_node/dsr1_fp4_b200_trt_mtp.sh, dsr1_fp8_b200_trt_mtp.sh)."""
     guesses, batch = (1, -(-server.concurrency // server.adp)) if server.adp > 1 else (3, server.concurrency)
     tokens = ((guesses + 1) * batch + server.prompt + 64 + 63) // 64 * 64
-    found: LaunchedWords = {"draft": "mtp", "guesses": guesses, "accept": AHEAD_ACCEPT[guesses]}
+    memory = 0.7 if server.precision == "fp8" and server.adp > 1 else 0.8
+    found: LaunchedWords = {"draft": "mtp", "guesses": guesses, "accept": AHEAD_ACCEPT[guesses], "memory": memory}
     return found | {"budget": tokens * server.adp} | ({"batch_wait": 60} if server.adp > 1 else {})
 
 
 def _balanced(server: LaunchedServer) -> LaunchedWords:
     """max_num_tokens and attention_dp_config of gpt-oss in TensorRT-LLM (gptoss_fp4_b200_trt.sh at 1825e7f0), which
     asks for balance and leaves the time open: the engine's own is 50 iterations (timeout_iters of AttentionDpConfig,
-    tensorrt_llm/llmapi/llm_args.py). The ten iterations more that it waits when all groups have a prompt
-    (batching_wait_iters) have no word here."""
-    return {"budget": 20000 * server.adp} | ({"batch_wait": 50} if server.adp > 1 else {})
+    tensorrt_llm/llmapi/llm_args.py), and ten more when all groups have a prompt (batching_wait_iters)."""
+    waits: LaunchedWords = {"batch_wait": 50, "settle": 10} if server.adp > 1 else {}
+    return {"budget": 20000 * server.adp, "memory": 0.85} | waits
 
 
 def _twice(server: LaunchedServer) -> LaunchedWords:
@@ -116,7 +126,7 @@ INFERENCEMAX: tuple[LaunchScript, ...] = (
     LaunchScript("sglang", "GLM-5", "b200", lambda server: {"budget": 32768}),
     LaunchScript("sglang", "Qwen3.5", "h200", lambda server: {"budget": 16384}),
     LaunchScript("trtllm", "DeepSeek-(R1|V3)", "b200", _delayed),
-    LaunchScript("trtllm", "DeepSeek-(R1|V3)", "h200", lambda s: _delayed(s._replace(precision=""))),
+    LaunchScript("trtllm", "DeepSeek-(R1|V3)", "h200", lambda s: _delayed(s._replace(precision="")) | {"memory": 0.75}),
     LaunchScript("trtllm", "gpt-oss", "", _balanced),
     LaunchScript(
         *("trtllm", "Llama-3.[13]-70B", ""),

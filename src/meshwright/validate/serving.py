@@ -231,7 +231,9 @@ def _load(row: dict[str, str]) -> tuple[Serve, Requests]:
     scripts = protocol.scripts if row["mode"] == "agg" else ()  # they launch one server
     words = launched(scripts, row, family(row["engine"]), LaunchedServer(row["precision"], *shape))
     kv = row.get("kv_dtype") or words.get("kv") or (protocol.kv if row["precision"] in ("fp8", "fp4") else "")
-    words |= {"kv": kv if kv in KV_BYTES else "bf16", "profile": profile_of(row)}
+    profile = profile_of(row)
+    policy = engine_profile(profile).policy if row["mode"] == "agg" else EngineWords().policy
+    words |= {"kv": kv if kv in KV_BYTES else "bf16", "profile": profile, "policy": policy}
     engine = EngineWords(**{"max_batch": MAX_BATCH} | words)
     said = {"prompt": prompt, "output": output, "engine": engine}
     if row["load_type"] == "concurrency" and concurrency:

@@ -34,8 +34,8 @@ class Slowness(NamedTuple):
     kind: str
     numbers: tuple[float, ...]
 
-    def draw(self, rng: np.random.Generator, place: int) -> float:
-        """The factor of a place."""
+    def draw(self, rng: np.random.Generator | None, place: int) -> float:
+        """The factor of a place; listed ones need no generator."""
         a, b = (*self.numbers, 0.0)[:2]
         match self.kind:
             case "listed":
@@ -123,12 +123,11 @@ class Crowd(msgspec.Struct, frozen=True, kw_only=True):
 
     def slowdown(self, client: int, task: int) -> float:
         """Times that a step of a client's task takes, over its device's own."""
-        own = self.speeds.draw(self._rng(0, client), client)
-        return own * self.jitter.draw(self._rng(1, client, task), task)
+        return self._factor(self.speeds, client, 0, client) * self._factor(self.jitter, task, 1, client, task)
 
     def sending(self, client: int) -> float:
         """Times that messages of a client take, over those of its link."""
-        return self.links.draw(self._rng(2, client), client)
+        return self._factor(self.links, client, 2, client)
 
     def drops(self, client: int, task: int) -> bool:
         """Whether a client drops out of a task."""
@@ -139,6 +138,11 @@ class Crowd(msgspec.Struct, frozen=True, kw_only=True):
         if not self.skew:
             return np.full(parts, 1 / parts)
         return self._rng(4, client).dirichlet(np.full(parts, self.skew))
+
+    def _factor(self, of: Slowness, place: int, *key: int) -> float:
+        """The factor of a place, drawn by a generator of its own; making one takes longer than all else that happens to
+        a task, so that listed factors have none."""
+        return of.draw(None if of.kind == "listed" else self._rng(*key), place)
 
     def _rng(self, *key: int) -> np.random.Generator:
         return np.random.default_rng((self.seed, *key))

@@ -11,6 +11,7 @@ MODULES = (
     "zero_bubble",
     "data_parallel",
     "layouts",
+    "relational",
     "faults",
     "sequence",
     "merging",
@@ -29,6 +30,7 @@ MODULES = (
     "choices",
     "federated",
     "images",
+    "ensembles",
     "image_clients",
 )
 """The files of this package that define checks, each as ``CHECKS``: a new check is a function and its name there."""

@@ -118,23 +118,14 @@ class RegressionClients:
         return float(np.mean(np.argmax(x @ model[1:] + model[0], 1) == y))
 
 
-def rounds_of(words: str, world: Crowd, clients: int, num_steps: int) -> tuple[LogEntry, ...]:
+def rounds_of(
+    words: str, world: Crowd, clients: int, num_steps: int, rounds: int | None = None
+) -> tuple[LogEntry, ...]:
     """The log of so many clients with steps of a second and messages of no time, until so many of their steps are
-    merged."""
+    merged, or there have been so many rounds."""
     policy, none = read(words), (0.0,) * clients
     sizes = ClientSizes(step_s=(1.0,) * clients, down_s=none, up_s=none, down_bytes=1, up_bytes=1)
-    return simulate_clients(sizes, policy.rule.decider(policy.values, clients), world, num_steps).log
-
-
-def _until(log: Sequence[LogEntry], rounds: int) -> list[LogEntry]:
-    """A log up to so many versions."""
-    out, merged = [], 0
-    for entry in log:
-        out.append(entry)
-        merged += sum(isinstance(decision, Merge) for decision in entry.decisions)
-        if merged == rounds:
-            break
-    return out
+    return simulate_clients(sizes, policy.rule.decider(policy.values, clients), world, num_steps, rounds).log
 
 
 def straggling(words: str, mu: float, seed: int = 0) -> float:
@@ -145,7 +136,7 @@ def straggling(words: str, mu: float, seed: int = 0) -> float:
     train, test = ([(x[part], y[part]) for (x, y), part in zip(samples, parts)]
                    for parts in ([slice(n) for n in cut], [slice(n, None) for n in cut]))  # fmt: skip
     world = Crowd(jitter=Slowness("slow", (0.9, 2.0)), seed=seed)
-    log = _until(rounds_of(words, world, DEVICES, CHOSEN * ROUNDS * STEPS), ROUNDS)
+    log = rounds_of(words, world, DEVICES, CHOSEN * ROUNDS * STEPS, ROUNDS)
     clients = RegressionClients(train, BATCH, RATE, mu, seed)
     return clients.accuracy(clients.replayed(log, np.zeros((1 + FEATURES, CLASSES))), test)
 

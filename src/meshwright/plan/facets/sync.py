@@ -9,9 +9,11 @@ import msgspec
 
 from meshwright.errors import Diagnostic
 from meshwright.plan.facet import EXCHANGE, KEYED, STRUCTURE, Facet, Field, Form
+from meshwright.spec import naming
 from meshwright.spec.workload import LAYERWISE, OVER_BATCHES
 from meshwright.sync import policy, rounds
 from meshwright.sync.merged import unmerged
+from meshwright.sync.paths import HIDDEN
 from meshwright.sync.record import USUAL
 from meshwright.sync.taught import unteachable
 
@@ -77,7 +79,7 @@ def _wrong(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator
         help = "say heads=fused, or a model whose head is a table of its own"
         yield Diagnostic(code="Y003", message=message, place=f"plan.sync.policy = {said.text}", help=help)
     if said.paths is not None:
-        yield from _unrouted(said, train)
+        yield from _unrouted(said, model, train)
     for at, why, help in unteachable(plan, model, train, said.taught) if said.taught is not None else ():
         message = f"sync={said.rule.name} has heads learn what neighbours predict of public text: {why}"
         yield Diagnostic(code="Y003", message=message, place=f"plan.{at}", help=f"{help}, or another sync")
@@ -87,10 +89,16 @@ def _wrong(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator
     yield from rounds.impossible(plan, model, said)
 
 
-def _unrouted(said: policy.SyncPolicy, train: Train) -> Iterator[Diagnostic]:
-    """Workloads whose sequences are not routed to paths by their first tokens."""
-    place, prefix = f"plan.sync.policy = {said.text}", said.paths.prefix
-    if prefix >= train.seq_len:
+def _unrouted(said: policy.SyncPolicy, model: Model, train: Train) -> Iterator[Diagnostic]:
+    """Workloads whose sequences are not routed to paths by their first tokens, nor samples by their features."""
+    place, prefix, samples = f"plan.sync.policy = {said.text}", said.paths.prefix, naming.labelled(model)
+    if samples and "prefix=" in said.text:
+        message = f"prefix={prefix}: the samples of {model.name} are routed by features, and have no first tokens"
+        yield Diagnostic(code="Y003", message=message, place=place, help="drop prefix=")
+    if not samples and said.paths.features != HIDDEN:
+        message = f"features={said.paths.features}: {model.name} reads text, which is routed by its first tokens"
+        yield Diagnostic(code="Y003", message=message, place=place, help="drop features=")
+    if prefix >= train.seq_len and not samples:
         message = f"sequences are routed by their first {prefix} tokens, and have {train.seq_len}: nothing is learnt"
         help = f"say prefix={max(1, train.seq_len // 2)}, or longer sequences"
         yield Diagnostic(code="Y003", message=message, place=place, help=help)
@@ -136,14 +144,17 @@ def _unrouting(plan: Plan, model: Model, train: Train, said: policy.SyncPolicy) 
     layout, found = plan.layout, []
     found += [(f"layout.pp = {layout.pp}", "stages are on several ranks", "take pp1")] if layout.pp > 1 else []
     found += [(f"layout.cp = {layout.cp}", "ranks share a sequence", "take cp1")] if layout.cp > 1 else []
-    if layout.sp and said.paths.prefix % layout.tp:
+    if layout.sp and said.paths.prefix % layout.tp and not naming.labelled(model):
         found.append(
             (f"layout.sp, tp = {layout.tp}", f"it does not divide the prefix of {said.paths.prefix}", "drop sp")
         )
-    if len(model.flows) > 1 or not train.causal:
+    if len(model.flows) > 1 or not (train.causal or naming.labelled(model)):
         found.append((f"model {model.name}", "its text is not one stream from left to right", "take a language model"))
     for at, why, help in found:
-        message = f"sync={said.rule.name} routes sequences by the hidden states of their first tokens, and {why}"
+        what = (
+            "samples by features" if naming.labelled(model) else "sequences by the hidden states of their first tokens"
+        )
+        message = f"sync={said.rule.name} routes {what}, and {why}"
         yield Diagnostic(code="P033", message=message, place=f"plan.{at}", help=help)
 
 

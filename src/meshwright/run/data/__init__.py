@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from meshwright.assign.packing import shape
 from meshwright.errors import Diagnostic, MeshwrightError
@@ -33,6 +34,7 @@ from meshwright.run.data.store import (
 )
 from meshwright.spec import naming
 from meshwright.spec.architecture import Model
+from meshwright.spec.diffusion import Denoised
 from meshwright.spec.workload import OVER_BATCHES, Train
 
 __all__ = [
@@ -67,11 +69,12 @@ def load(
     boundaries: bool = True,
     microbatch: int = 1,
     augment: Augment = AS_THEY_ARE,
+    labels: NDArray[np.int64] | None = None,
     place: str = "--data",
 ) -> Corpus | MixedText | LabelledSamples:
     """The corpus in a folder that :func:`build` made, for the sequences of `train` in microbatches of so many, and a
-    model of `vocab` tokens; labelled samples, changed as `augment` says, for a `model` that
-    classifies them, or finds the noise in them.
+    model of `vocab` tokens; labelled samples, changed as `augment` says and with other `labels` where these are given,
+    for a `model` that classifies them, or finds the noise in them.
 
     Raises:
         MeshwrightError: D005 when it does not fill one step's batch; D006 for ids that the model does not have; D009
@@ -81,7 +84,7 @@ def load(
     if (folder / labelled.META).is_file() != (model is not None and naming.labelled(model)):
         raise _another(folder, model, place)
     if (folder / labelled.META).is_file():
-        return samples.load(folder, train, model, seed=seed, augment=augment, place=place)
+        return samples.load(folder, train, model, seed=seed, augment=augment, labels=labels, place=place)
     how = {"vocab": vocab, "boundaries": boundaries, "microbatch": microbatch}
     if (folder / MIXTURE).is_file():
         return _mixed(folder, train, seed=seed, place=place, **how)
@@ -94,7 +97,7 @@ def _another(folder: Path, model: Model | None, place: str) -> MeshwrightError:
     if (folder / labelled.META).is_file():
         message, help = f"the data are labelled samples, and {name} reads text", "name a text, or a model of images"
     else:
-        does = "classifies" if naming.classifies(model) else "finds the noise in"
+        does = "finds the noise in" if isinstance(model.head, Denoised) else "classifies"
         message, help = f"{name} {does} labelled samples, and the data are text", "name a .npz file with labels"
     return MeshwrightError.one("D013", message, place=place, help=help)
 

@@ -23,7 +23,7 @@ from meshwright.run.data.augment import AS_THEY_ARE, Augment
 from meshwright.run.data.corpus import Batch, permute, sequences
 from meshwright.run.data.labelled import CLIENTS, HELD, INPUTS, LABELS, USUAL, LabelledMeta, read_meta
 from meshwright.spec.convolution import SQUARE
-from meshwright.spec.diffusion import Latents
+from meshwright.spec.diffusion import Denoised, Latents, NoisyClasses
 from meshwright.spec.encoded import denoiser_of, image_channels, is_encoded
 from meshwright.spec.model import Model
 from meshwright.spec.vectors import FeatureVectors
@@ -128,6 +128,12 @@ class LabelledSamples(msgspec.Struct, frozen=True, kw_only=True):
             raise MeshwrightError.one("D013", message, place="--data", help="more samples, or fewer replicas")
         return found
 
+    def sequences_at(self, numbers: NDArray[np.int64], places: NDArray[np.int64] | None = None) -> Batch:
+        """Samples by their `numbers` [n] among these, as they are, or changed as those at `places` of an order are."""
+        if places is not None:
+            return self._made(self.chosen[numbers], places)
+        return msgspec.structs.replace(self, augment=AS_THEY_ARE)._made(self.chosen[numbers], numbers)
+
     def groups(self, parts: int) -> list[NDArray[np.int64]]:
         """The samples of each class, or, of values, those of equal `parts` in the order of these."""
         labels = self.labels[self.chosen]
@@ -199,9 +205,17 @@ class LabelledSamples(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load(
-    folder: Path, train: Train, model: Model, *, seed: int, augment: Augment = AS_THEY_ARE, place: str
+    folder: Path,
+    train: Train,
+    model: Model,
+    *,
+    seed: int,
+    augment: Augment = AS_THEY_ARE,
+    labels: NDArray[np.int64] | None = None,
+    place: str,
 ) -> LabelledSamples:
-    """The labelled samples in a folder, for a model that classifies them or finds the noise in them.
+    """The labelled samples in a folder, for a model that classifies them or finds the noise in them; `labels` [N] stand
+    in for theirs, and those of -1 are left out.
 
     Raises:
         MeshwrightError: D005 for fewer samples than a step's batch; D013 with all in which they do not fit the model.
@@ -210,8 +224,16 @@ def load(
     layout, wrong = _fitting(meta, train, model, place)
     wrong += _normalised(meta, model, place)
     held = np.fromfile(folder / HELD, np.uint8).astype(bool) if meta.held else np.zeros(meta.shape[0], bool)
-    count = int((~held).sum())
-    labels = np.fromfile(folder / LABELS, meta.label_kind).reshape(meta.label_shape)
+    known = np.ones(meta.shape[0], bool)
+    if labels is None:
+        labels = np.fromfile(folder / LABELS, meta.label_kind).reshape(meta.label_shape)
+    elif len(labels) != meta.shape[0]:
+        message = f"there are {meta.shape[0]:,} samples, and --clusters has {len(labels):,}"
+        wrong.append(Diagnostic(code="D013", message=message, place=place, help="name the file of these samples"))
+        raise MeshwrightError(wrong)
+    else:
+        known, labels = labels >= 0, np.maximum(labels, 0)
+    count = int((known & ~held).sum())
     if count < train.global_batch:
         message = f"there are {count:,} samples, and a step trains {train.global_batch:,}"
         wrong.append(Diagnostic(code="D005", message=message, place=place, help="more samples, or a smaller batch"))
@@ -222,8 +244,8 @@ def load(
     return LabelledSamples(
         inputs=np.memmap(folder / INPUTS, meta.kind, "r", shape=meta.shape),
         labels=labels,
-        chosen=np.flatnonzero(~held),
-        held=np.flatnonzero(held) if meta.held else None,
+        chosen=np.flatnonzero(known & ~held),
+        held=np.flatnonzero(known & held) if (known & held).any() else None,
         layout=layout,
         mean=meta.mean or (USUAL,),
         std=meta.std or (USUAL,),
@@ -276,13 +298,12 @@ def _normalised(meta: LabelledMeta, model: Model, place: str) -> list[Diagnostic
 
 def _labels(labels: NDArray[Any], model: Model, place: str) -> list[Diagnostic]:
     """D013 for labels that are no classes of a model, or no values."""
-    own, why = denoiser_of(model).embedding, ""
-    latents = isinstance(own, Latents)
-    rows = max(1, own.classes) - 1 if latents else model.head.rows
+    latents, why = isinstance(model.head, Denoised), ""
+    rows = max(1, denoiser_of(model).embedding.classes) - 1 if latents else model.head.rows
     if latents and not rows:
         return []
     tells = "knows" if latents else "tells"
-    if not latents and model.head.loss == SQUARE:
+    if not latents and not isinstance(model.head, NoisyClasses) and model.head.loss == SQUARE:
         if labels.shape[1:] != (rows,) and (rows, labels.ndim) != (1, 1):
             why = f"labels are of the shape {list(labels.shape)}, and {model.name} tells {rows} values of a sample"
     elif labels.dtype.kind == "f" or labels.ndim != 1:
@@ -292,4 +313,6 @@ def _labels(labels: NDArray[Any], model: Model, place: str) -> list[Diagnostic]:
         why = f"there is a label {worst}, and {model.name} {tells} {rows:,} classes, 0 to {rows - 1}"
     help = "number classes from 0, say num_labels in the model, or loss square of values"
     help = "number classes from 0, or say num_embeds_ada_norm in the model" if latents else help
+    if isinstance(model.head, NoisyClasses):
+        help = "name the clusters.npz that experts left (--clusters), or say num_labels as the data have classes"
     return [Diagnostic(code="D013", message=why, place=place, help=help)] if why else []

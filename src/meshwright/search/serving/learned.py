@@ -4,9 +4,9 @@ MetaInf (Du et al., 2508.09194) learns from runs of acceleration techniques how 
 a workload, and picks for a new task the one that is said to do best. Its descriptions are embedded by a language model;
 here a question is a vector of what decides which technique pays: how long a token's products and a pass over the
 weights take, how many requests the cache has room for, lengths, loads and shared prefixes. The log of a technique's
-gain is the mean over extremely randomised trees of its own (Geurts et al., 2006, doi 10.1007/s10994-006-6226-1).
-Records are lines of JSON in the words of the command line: those of predictions, and of measured
-runs that somebody writes in the same words.
+gain is the mean over extremely randomised trees of its own (:mod:`meshwright.search.serving.gain_trees`). Records are
+lines of JSON in the words of the command line: those of predictions, and of measured runs that somebody writes in the
+same words.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from meshwright.lower.place import Mesh
 from meshwright.plan import Plan
 from meshwright.plan import parse as parse_plan
 from meshwright.search.serving.evaluate import rate_of
+from meshwright.search.serving.gain_trees import GainTrees
 from meshwright.search.serving.techniques import HELPS, ServedRanking
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.cluster import load as load_cluster
@@ -43,8 +44,6 @@ from meshwright.spec.requests import Requests
 from meshwright.spec.serve import Serve
 from meshwright.spec.serve import parse as parse_serve
 
-#: Trees whose mean is taken, and the questions of the smallest leaf.
-TREES, LEAF = 64, 2
 #: Records of predictions that are there before anybody keeps some (``tools/try_techniques.py`` makes them).
 SHIPPED = catalog.folder("tried") / "techniques.jsonl.gz"
 #: Requests a second of those that all come at once, as a number.
@@ -215,57 +214,6 @@ def _recorded(asked: AskedWords) -> tuple[float, ...]:
         message = f"a record's question cannot be asked: {error.diagnostics[0].message}"
         help = "drop its lines, or bring back the files that it names"
         raise MeshwrightError.one("X006", message, place=place, help=help) from None
-
-
-class _Node(NamedTuple):
-    """A split of questions at a feature's threshold, or a leaf, and the mean log gain of its questions."""
-
-    feature: int
-    threshold: float
-    below: _Node | None
-    above: _Node | None
-    mean: float
-
-
-class GainTrees:
-    """Extremely randomised trees from features [questions, features] to a technique's log gains [questions]. The same
-    records always give the same trees."""
-
-    def __init__(self, x: np.ndarray, gains: np.ndarray, seed: int = 0):
-        self.x, self.gains = x, gains
-        draw = np.random.default_rng(seed)
-        self.trees = [self._grown(np.arange(len(x)), draw) for _ in range(TREES)]
-
-    def __call__(self, x: np.ndarray) -> float:
-        """Return the log gain of a question with features `x`."""
-        return float(np.mean([self._leaf(tree, x) for tree in self.trees]))
-
-    @staticmethod
-    def _leaf(node: _Node, x: np.ndarray) -> float:
-        while node.below is not None:
-            node = node.below if x[node.feature] < node.threshold else node.above
-        return node.mean
-
-    def _grown(self, rows: np.ndarray, draw: np.random.Generator) -> _Node:
-        """Grow a tree on some questions: of a threshold drawn for every feature, the one that leaves least scatter."""
-        gains, x = self.gains[rows], self.x[rows]
-        low, high = x.min(0), x.max(0)
-        leaf = _Node(0, 0.0, None, None, float(gains.mean()))
-        if len(rows) < 2 * LEAF or np.ptp(gains) == 0.0:
-            return leaf
-        thresholds = draw.uniform(low, high)
-        under = x < thresholds
-        count = under.sum(0)
-        allowed = (count >= LEAF) & (count <= len(rows) - LEAF)
-        if not allowed.any():
-            return leaf
-        below = gains @ under
-        with np.errstate(divide="ignore", invalid="ignore"):
-            # what is left of the squares is least where the means of both sides, squared, weigh most
-            kept = below**2 / count + (gains.sum() - below) ** 2 / (len(rows) - count)
-        feature = int(np.where(allowed, kept, -np.inf).argmax())
-        left, right = (self._grown(rows[side], draw) for side in (under[:, feature], ~under[:, feature]))
-        return _Node(feature, float(thresholds[feature]), left, right, leaf.mean)
 
 
 class RecordedGains:

@@ -113,7 +113,8 @@ _FOLLOWS = ("etp",)
 
 def default(model: Model, cluster: Cluster, serve: Serve, said: Collection[str] = ()) -> Space:
     """Everything exact: the layouts of a replica that serving takes and the cluster has devices for, every policy that
-    the fast simulator knows, and budgets of tokens. Words of the engine that were `said` are kept."""
+    the fast simulator knows, of those of one engine its own, and budgets of tokens. Words of the engine that were
+    `said` are kept."""
     stub = Train(global_batch=cluster.num_devices, seq_len=cluster.num_devices, causal=True)
     domains: dict[str, tuple | None] = {DEVICES: (cluster.num_devices,)}
     for name, field in _searched().items():
@@ -128,7 +129,8 @@ def default(model: Model, cluster: Cluster, serve: Serve, said: Collection[str] 
         domains[name] = (getattr(serve.engine, name),)
     if "policy" not in said:
         known = serving.policies("batching").values()
-        domains["policy"] = tuple(policy.name for policy in known if policy.code)
+        mine = ("", serve.engine.profile)
+        domains["policy"] = tuple(p.name for p in known if p.code and getattr(p, "engine", "") in mine)
     if "budget" not in said:
         domains["budget"] = BUDGETS
     domains[ROLES] = (TOGETHER, APART)

@@ -2,7 +2,8 @@
 
 Latte (2401.03048) is DiT for videos: half of its blocks attend over the places of each frame, half over all frames of
 each place, in turn. A block's norms have no weights of their own: a product from the step's and the class's embedding
-makes them. Images of other sizes than the published ones have other numbers of tokens, which the workload says.
+makes them. Images of other sizes than the published ones have other numbers of tokens, which the workload says. With
+``num_labels`` a model tells the class of a noisy sample in place of its noise.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from meshwright.spec.architecture import Model
-from meshwright.spec.diffusion import Denoised, DimSwitch, Latents, Modulation
+from meshwright.spec.diffusion import Denoised, DimSwitch, Latents, Modulation, NoisyClasses
 from meshwright.spec.ends import Stream
 from meshwright.spec.families.parts import model
 from meshwright.spec.families.reader import ConfigReader
@@ -65,14 +66,19 @@ def _denoiser(r: ConfigReader, frames: int = 0) -> Model:
         *("norm_num_groups", "norm_elementwise_affine", "upcast_attention", "use_linear_projection", "dropout"),
     )
     count = (size // patch) ** 2
-    classes = r.int("num_embeds_ada_norm", default=1000, low=0)
+    rows = r.int("num_labels", default=0, low=0)
+    classes = r.int("num_embeds_ada_norm", default=0 if rows else 1000, low=0)
+    if rows and classes:
+        message = f"num_labels={rows}: a classifier of noisy samples is not told their class"
+        r.fault("M005", message, "num_embeds_ada_norm", "say num_embeds_ada_norm 0, or drop num_labels")
+    out = r.int("out_channels", default=2 * channels)
     return model(
         r,
         blocks,
         embedding=Latents(
             channels=channels, patch=patch, positions=count, classes=classes + bool(classes), frames=frames
         ),
-        head=Denoised(channels=r.int("out_channels", default=2 * channels), patch=patch),
+        head=NoisyClasses(rows=rows) if rows else Denoised(channels=out, patch=patch),
         hidden=hidden,
         max_seq_len=0,
         streams=(Stream(name="video" if frames else "image", hidden=hidden, causal=False),),

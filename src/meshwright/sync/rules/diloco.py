@@ -46,8 +46,8 @@ def outer(rate: float, momentum: float) -> tuple[RuleOption, ...]:
     )
 
 
-def streamed(parts: int, delay: int, mix: float) -> tuple[RuleOption, ...]:
-    """The options of parts that are exchanged at different times, beside the steps."""
+def divided(parts: int) -> tuple[RuleOption, ...]:
+    """The options of parts of the layers that are exchanged at different times."""
     return (
         RuleOption(name="parts", what="parts of the layers, due at different steps of a round", default=parts),
         RuleOption(
@@ -56,6 +56,13 @@ def streamed(parts: int, delay: int, mix: float) -> tuple[RuleOption, ...]:
             default=STRIDED,
             choices=lambda: (STRIDED, SEQUENTIAL),
         ),
+    )
+
+
+def streamed(parts: int, delay: int, mix: float) -> tuple[RuleOption, ...]:
+    """The options of parts that are exchanged at different times, beside the steps."""
+    return (
+        *divided(parts),
         RuleOption(name="delay", what="steps after which a part that was sent is applied", default=delay, least=0),
         RuleOption(
             name="mix",

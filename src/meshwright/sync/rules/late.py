@@ -1,6 +1,7 @@
 """Rounds whose result comes a round late, so that an exchange has all the steps of one to itself.
 
-Eager DiLoCo (Kale et al. 2502.12996) has a replica's own part of the mean at once, and the others' of the round before.
+Eager DiLoCo (Kale et al. 2502.12996) has a replica's own part of the mean at once, and the others' of the round before;
+parts of the layers may be due at different steps of a round, as in Streaming DiLoCo (2501.18512).
 CO2 (Sun et al. 2401.16265) starts every round from parameters that all have in common, and moves those by the round
 before, with a momentum whose elements are limited; the penalty on how far replicas have gone on meanwhile divides the
 change, by a constant, as in the authors' code (fairscale-CO2).
@@ -14,14 +15,15 @@ from meshwright.sync.fragments import PARAMETERS
 from meshwright.sync.options import RuleOption
 from meshwright.sync.record import Outer
 from meshwright.sync.rules import SyncRule
-from meshwright.sync.rules.diloco import H, coded, outer
+from meshwright.sync.rules.diloco import STRIDED, H, coded, divided, outer
 from meshwright.sync.rules.local import fragments, together, wrong
 
 
 def eager(values: dict[str, Any]) -> dict[str, Any]:
     """The seven choices of eager rounds."""
     step = Outer(rate=values["rate"], momentum=values["momentum"], nesterov=True, eager=True)
-    return _late(values, step)
+    parts = {"parts": values["parts"], "strided": values["pattern"] == STRIDED}
+    return _late(values, step) | parts
 
 
 def co2(values: dict[str, Any]) -> dict[str, Any]:
@@ -46,7 +48,7 @@ EAGER = SyncRule(
     title="rounds whose others' changes come a round late",
     paper="Kale et al., 2025, arXiv 2502.12996",
     exact=False,
-    options=(H, coded(), *outer(0.7, 0.9)),
+    options=(H, coded(), *outer(0.7, 0.9), *divided(1)),
     choices=eager,
     fragments=fragments,
     together=together,

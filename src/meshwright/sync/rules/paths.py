@@ -1,8 +1,8 @@
 """Replicas that hold models of their own, in part or whole.
 
 DiPaCo (Douillard et al. 2403.10616): DiLoCo's rounds module by module; ``levels=2x2`` are four paths of two modules at
-each of two levels. Decentralised models (McAllister et al. 2501.05450): experts that never exchange anything, each
-trained on a cluster of the data, whose predictions a router weighs.
+each of two levels. Decentralised diffusion models (McAllister et al. 2501.05450): experts that never exchange
+anything, each trained on a cluster of the data, whose predictions a router weighs; here of images or of text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from meshwright.errors import Diagnostic
 from meshwright.sync.fragments import EVERY, PARAMETERS, Fragment, Stored, Weights
 from meshwright.sync.options import RuleOption, numbers_of_levels
-from meshwright.sync.paths import ModulePaths
+from meshwright.sync.paths import HIDDEN, PIXELS, ModulePaths
 from meshwright.sync.record import Outer
 from meshwright.sync.rules import SyncRule
 from meshwright.sync.rules.diloco import coded, outer
@@ -115,11 +115,19 @@ DDM = SyncRule(
     title="experts on clusters of the data, without any exchange",
     paper="McAllister et al., 2025, arXiv 2501.05450",
     exact=False,
-    options=(PREFIX,),
+    options=(
+        PREFIX,
+        RuleOption(
+            name="features",
+            what="what clusters of images are made by, unless --clusters says them",
+            default=HIDDEN,
+            choices=lambda: (HIDDEN, PIXELS),
+        ),
+    ),
     choices=lambda values: {
         "fragments": (),
         "combine": "mean",
-        "paths": ModulePaths(levels=(), prefix=values["prefix"], mixed=True),
+        "paths": ModulePaths(levels=(), prefix=values["prefix"], mixed=True, features=values["features"]),
     },
     fragments=fragments,
     together=together,
