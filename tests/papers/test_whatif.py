@@ -22,6 +22,7 @@ PLAN = parse("tp2 pp4 mb1 zero1 full")
 MIXTURE = load_model("mixtral-8x7b"), load_cluster("32xh100"), parse_train("batch=64,seq=4096")
 STATES = load_model("mamba2-2.7b"), *DENSE[1:]
 DOCUMENTS = *DENSE[:2], parse_train("batch=64,seq=4096,lengths=512;1024;4096")
+ENCODED = load_model("sd-2-1-with-encoders"), load_cluster("4xa100-80"), parse_train("batch=32,image=256")
 WITH_RECIPE = [p for p in papers().values() if p.recipe]
 
 
@@ -36,6 +37,7 @@ def test_a_recipe_gives_a_legal_plan_of_as_many_devices(row):
     asked = STATES if "scans=" in row.recipe.plan else DENSE
     asked = MIXTURE if row.id == "deepspeed-ted" else DOCUMENTS if "groups=" in row.recipe.plan else asked
     plan = parse("tp2 pp4 cp2 mb1 zero1 full") if "cp" in row.recipe.needs else PLAN
+    asked, plan = (ENCODED, parse("pp2 mb4")) if "filling=" in row.recipe.plan else (asked, plan)
     plan = parse("cp4 dp8 mb1 fsdp full") if asked is DOCUMENTS else plan
     plan = parse("tp2 pp4 mb2 zero1 full nosp") if "domino" in row.recipe.plan else plan  # cuts microbatches of two
     found = what_if((row.id,), *asked, plan)

@@ -45,7 +45,8 @@ def _flops(model: Model, train: Train, drawn: Drawn | None, *, masked: bool, fro
     for count, layer in model.all_layers:
         tokens = Tokens(model=model, batch=batch, rows=rows, stream=layer.stream, masked=masked and train.causal)
         one = layers.of(layer).flops(layer, tokens)
-        found = found + Flops(weights=count * one.weights, mixing=count * one.mixing)
+        share = 2 / 3 if getattr(layer, "locked", False) and not frozen else 1  # no gradients of its weights
+        found = found + Flops(weights=count * one.weights * share, mixing=count * one.mixing)
     if frozen:
         return (float(found.weights) + found.mixing) / steps
     return (float(found.weights) * (2.0 if train.lora is not None else 3.0) + found.mixing * 3.0) / steps

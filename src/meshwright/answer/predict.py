@@ -208,6 +208,7 @@ def predict(
         memory_sigma=costs.framework.memory_sigma,
         experts=routed,
         feed=told_feed,
+        filled=run.filled,
     )
 
 

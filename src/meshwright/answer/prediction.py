@@ -34,6 +34,7 @@ from meshwright.timeline import Identity, Timeline, Zoom
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from meshwright.lower.filling import Filled
     from meshwright.simulate.clients import ClientRounds
     from meshwright.simulate.stragglers import Stragglers
     from meshwright.simulate.swarm import SwarmRun
@@ -241,7 +242,8 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     of ``sync=step`` the plan takes to its loss, where it trains differently and that is known. ``pools`` say what each
     of several does. ``memory_sigma``: the relative error of its peaks of memory. ``tiers``: what hosts and drives hold,
     where state lies there. ``experts``: how they are loaded, where the question says how tokens are routed. ``feed``:
-    what steps wait for data, which they then include; the timeline does not.
+    what steps wait for data, which they then include; the timeline does not. ``filled``: how full of frozen layers
+    waits are.
     """
 
     model: Model
@@ -276,6 +278,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     tiers: tuple[TierMemory, ...] = ()
     experts: ExpertAnswer | None = None
     feed: FeedAnswer | None = None
+    filled: Filled | None = None
 
     @property
     def step_time_s(self) -> float:
@@ -402,6 +405,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_json(self) -> dict[str, Any]:
         """The prediction as plain values, seconds and bytes, without the timeline (that is ``--trace``)."""
+        parts = ("swarm", self.swarm), ("feed", self.feed), ("frozen", self.filled), ("clients", self.clients)
         return {
             "format_version": FORMAT_VERSION,
             "identity": self.identity.said(),
@@ -428,8 +432,6 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
             "choice": msgspec.to_builtins(self.choice),
             "equal_loss": msgspec.to_builtins(self.equal_loss),
             "stragglers": msgspec.to_builtins(self.stragglers),
-            "clients": None if self.clients is None else self.clients.to_json(),
-            "swarm": None if self.swarm is None else self.swarm.to_json(),
             "attribution": self.attribution,
             "memory": [msgspec.to_builtins(m) for m in self.memory],
             "tiers": [msgspec.to_builtins(tier) for tier in self.tiers],
@@ -443,5 +445,5 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
             "stage_layers": [list(s) for s in self.stage_layers],
             "batches": msgspec.to_builtins(self.batches),
             "pools": [msgspec.to_builtins(pool) for pool in self.pools],
-            "feed": None if self.feed is None else self.feed.to_json(),
+            **{name: None if one is None else one.to_json() for name, one in parts},
         }

@@ -333,6 +333,7 @@ def _job(given: RunOptions, numbers: dict[str, Any], precision: str, predicted: 
         ideal_s=useful.mfu * useful.step_time_s,
         identity=prediction.identity,
         schedule_params=prediction.schedule_params,
+        frozen_order=None if prediction.filled is None else prediction.filled.order,
         faulty=read_world(given.world).faulty if given.world else None,
         portions=Portions() if plan.several else portions_of(plan, prediction.cluster),
         group_costs=None if used is None or used.groups is None else used.groups.costs,

@@ -97,8 +97,9 @@ def wrong_clusters(given: RunOptions, model: Model, plan: Plan) -> list[Diagnost
 def _of_images(model: Model) -> bool:
     """Whether a model finds the noise in images, and not in videos."""
     from meshwright.spec import naming
+    from meshwright.spec.encoded import denoiser_of
 
-    return naming.denoises(model) and not model.embedding.frames
+    return naming.denoises(model) and not denoiser_of(model).embedding.frames
 
 
 def opened(given: RunOptions, model: Model, train: Train, plan: Plan, words: str, share: float) -> OpenedData:

@@ -122,6 +122,14 @@ def own_steps(r: ExportRequest) -> Iterator[Gap]:
             help="drop fill_layers",
             mend={"pipeline.fill": 0},
         )
+    if r.plan.pipeline.filling:
+        yield Gap(
+            facet="pipeline.filling",
+            value=f"filling={r.plan.pipeline.filling}",
+            reason="its pipelines have no frozen layers in their waits",
+            help="drop filling",
+            mend={"pipeline.filling": ""},
+        )
     if r.plan.passes.policy != FIXED:
         yield Gap(
             facet="passes.policy",

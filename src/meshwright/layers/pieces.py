@@ -99,6 +99,13 @@ def fused(pieces: list[Piece]) -> list[Piece]:
     return [made(piece) for piece in pieces]
 
 
+def locked(pieces: list[Piece]) -> list[Piece]:
+    """Return the pieces of a layer whose parameters are not trained while gradients pass it: there are none of weights,
+    and what only those would read is not kept."""
+    none = {"weight": None, "regather": None, "held": 0.0, "gradient": 0.0}
+    return [msgspec.structs.replace(piece, saved=piece.saved - piece.held, **none) for piece in pieces]
+
+
 def keeping(pieces: list[Piece]) -> list[Piece]:
     """Return the pieces of a layer whose recomputation keeps what collectives brought in the first forward."""
     out = []

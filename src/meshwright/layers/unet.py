@@ -19,7 +19,7 @@ from meshwright.layers.kind import Flops, Kind, Tokens
 from meshwright.layers.pieces import Context, Piece, linear
 from meshwright.spec.convolution import Convolution2d
 from meshwright.spec.denoise import DENOISE
-from meshwright.spec.unet import LatentNoise, LatentStem, MapProjection, Resampling, TimedResidual
+from meshwright.spec.unet import LatentNoise, LatentStem, MapConvolution, MapProjection, Resampling, TimedResidual
 from meshwright.spec.workload import Train
 from meshwright.work import Collective, Elementwise
 
@@ -78,9 +78,10 @@ def residual_pieces(c: Context, spec: TimedResidual) -> list[Piece]:
         found.append(Piece(name="beside the skip", forward=beside, backward=beside))
     found += _normed(c, "group norm 1", at, spec.inputs, spec.groups)
     found += _convolved(c, "convolution 1", first, at)
-    told = once.tokens * spec.step * e
-    found += linear(once, "step", spec.outputs, spec.step, bias=True, saved=told, held=told)
-    if not c.plan.kernels.compile:
+    if spec.step:
+        told = once.tokens * spec.step * e
+        found += linear(once, "step", spec.outputs, spec.step, bias=True, saved=told, held=told)
+    if spec.step and not c.plan.kernels.compile:
         spread = Elementwise(num_bytes=2 * made, fused=True)
         found.append(Piece(name="step added", forward=spread, backward=Elementwise(num_bytes=made, fused=True)))
     found += _normed(c, "group norm 2", at, spec.outputs, spec.groups)
@@ -111,6 +112,19 @@ def resampling_pieces(c: Context, spec: Resampling) -> list[Piece]:
     moved = Elementwise(num_bytes=float((at.places + larger.places) * channels * c.element), fused=True)
     repeated = Piece(name="repeat places", forward=moved, backward=moved)
     return [repeated, *_convolved(c, "upsampling", spec.convolution, larger)]
+
+
+def convolution_pieces(c: Context, spec: MapConvolution) -> list[Piece]:
+    """The convolution, behind its norm and before its SiLU; what it leaves is added to what is there, or stands for
+    itself."""
+    at = maps_of(c)
+    found = _normed(c, "group norm", at, spec.inputs, spec.groups) if spec.groups else []
+    found += _convolved(c, "convolution", spec.convolution, at, to_input=not spec.reads_data)
+    if spec.silu and not c.plan.kernels.compile:
+        size = float(at.shrunk(spec.stride).places * spec.outputs * c.element)
+        forward, backward = (Elementwise(num_bytes=n * size, fused=True) for n in (2, 3))
+        found.append(Piece(name="silu", forward=forward, backward=backward, saved=size))
+    return found
 
 
 def stem_pieces(c: Context, spec: LatentStem) -> list[Piece]:
@@ -145,6 +159,11 @@ def residual_flops(spec: TimedResidual, tokens: Tokens) -> Flops:
     every = [*spec.convolutions, *([spec.shortcut] if spec.shortcut is not None else [])]
     places = sum(one.products(_places(tokens)) for one in every)
     return Flops(weights=2 * (places + spec.step * spec.outputs * tokens.rows))
+
+
+def convolution_flops(spec: MapConvolution, tokens: Tokens) -> Flops:
+    """The convolution of all places that it makes."""
+    return Flops(weights=2 * spec.convolution.products(_places(tokens) // spec.stride**2))
 
 
 def projection_flops(spec: MapProjection, tokens: Tokens) -> Flops:
@@ -195,6 +214,14 @@ KINDS = (
     ),
     Kind(
         name="resampling", record=Resampling, pieces=resampling_pieces, params=held, flops=resampling_flops, rules=rules
+    ),
+    Kind(
+        name="map convolution",
+        record=MapConvolution,
+        pieces=convolution_pieces,
+        params=held,
+        flops=convolution_flops,
+        rules=rules,
     ),
     Kind(name="latent stem", record=LatentStem, pieces=stem_pieces, params=held, flops=stem_flops, rules=rules),
     Kind(name="latent noise", record=LatentNoise, pieces=noise_pieces, params=held, flops=noise_flops, rules=rules),

@@ -23,7 +23,7 @@ from meshwright.lower.residency import constant_bytes
 from meshwright.lower.stages import Stages
 from meshwright.lower.structure import Structure, drafted, finished, structure
 from meshwright.plan import Plan
-from meshwright.plan.filling import trained_part, without_frozen
+from meshwright.plan.filling import num_frozen, trained_part, without_frozen
 from meshwright.plan.pool import Elsewhere
 from meshwright.schedules.actions import Actions
 from meshwright.spec.cluster import Cluster
@@ -95,7 +95,7 @@ def lower(
     """
     if plan.several:
         return bind_pools(plan, placed(plan, model, cluster, train), model, cluster, bucket_bytes)
-    if plan.pipeline.fill:  # of the layers that are trained: waits are known once these are priced
+    if num_frozen(plan, model):  # of the layers that are trained: waits are known once these are priced
         plan, model = without_frozen(plan), trained_part(plan, model)
     mesh = Mesh(plan, cluster)  # axes onto levels: groups and rank classes
     stages = Stages(plan, model, train, mesh)  # layers to stages, stages to pieces

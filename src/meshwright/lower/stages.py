@@ -12,7 +12,7 @@ import msgspec
 
 from meshwright import layers, schedules
 from meshwright.layers.kind import Params
-from meshwright.layers.pieces import Context, Piece, fused, keeping
+from meshwright.layers.pieces import Context, Piece, fused, keeping, locked
 from meshwright.lower import state
 from meshwright.lower.feedback import answered, entered
 from meshwright.lower.known import Known
@@ -196,6 +196,8 @@ class Stages:
             found = layers.of(layer).pieces(self._at_work(self.context_of(kind, start), words), layer)
             if self.plan.kernels.compile and kind >= 0:
                 found = fused(found)
+            if getattr(layer, "locked", False):
+                found = locked(found)
             if kind == HEAD and read(self.plan.sync.policy).merged is not None:
                 own = [piece for piece in found if not piece.name.endswith("norm")]
                 found = [*found, *own * read(self.plan.sync.policy).further_heads]
@@ -274,7 +276,7 @@ class Stages:
             if further and unit.kind == HEAD:
                 more = float(further * self.model.vocab * self.model.hidden)
                 found = found + Params(dense=more, trained_dense=more, low=more * (found.low > 0))
-            if self.frozen:
+            if self.frozen or getattr(layer, "locked", False):
                 found = msgspec.structs.replace(found, trained_dense=0.0, trained_expert=0.0)
             self.known.params[unit] = found
         return found

@@ -55,6 +55,7 @@ STEP: Mapping[str, tuple[str, Callable[[Prediction], float]]] = {
     "HFU": ("", lambda p: p.hfu),
     "model FLOP/s": ("TFLOP/s/GPU", lambda p: p.mfu * peak_flops(p.cluster.islands[0].device, "bf16") / 1e12),
     "bubble": ("", lambda p: p.bubble),
+    "waits filled": ("", lambda p: 0.0 if p.filled is None else p.filled.share),
     "peak memory": ("bytes", lambda p: p.peak_memory_bytes),
     "parameters of the first rank": ("bytes", lambda p: p.memory[0].alive["parameters"]),
     "parameters of the last rank": ("bytes", lambda p: p.memory[-1].alive["parameters"]),
@@ -258,8 +259,7 @@ def _figure(paper: Paper, one: Published, before: list[Figure], place: str) -> F
         unit, read = table[one.quantity]
         asked = _asked(paper, one)
         values = [read(*question) if table is LONGEST else read(_answer(*question)) for question in asked]
-        value = values[0] if len(values) == 1 else values[0] / values[1]
-        unit = unit if len(values) == 1 else "x"
+        value, unit = (values[0], unit) if len(values) == 1 else (values[0] / values[1], "x")
     return Figure(
         one.what,
         one.paper,

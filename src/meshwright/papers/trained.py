@@ -11,7 +11,9 @@ from functools import cache
 
 import msgspec
 
+from meshwright.answer.predict import predict
 from meshwright.errors import Diagnostic, MeshwrightError
+from meshwright.lower.filling import FrozenOrder
 from meshwright.papers.outcome import AT_MOST, DIED, Fact, Figure, Outcome, by_processes
 from meshwright.plan import Plan, parse
 from meshwright.plan.facets.sequence import PIECED, STATIC
@@ -54,7 +56,21 @@ PARTS = {
     "vocab_size": 67,
     "parallel_ways": 2,
 }
+#: A diffusion transformer behind a frozen encoder of images of 32 x 32, in as few numbers.
+ENCODED = {
+    "architectures": ["DiTPipeline"],
+    "vae": {"block_out_channels": [4, 4, 8, 8], "layers_per_block": 1, "norm_num_groups": 2},
+    "transformer": {
+        "num_layers": 4,
+        "num_attention_heads": 4,
+        "attention_head_dim": 8,
+        "patch_size": 2,
+        "sample_size": 4,
+        "num_embeds_ada_norm": 5,
+    },
+}
 TRAIN = Train(global_batch=4, seq_len=16, dtype="fp32")
+IMAGES = Train(global_batch=8, seq_len=32**2, image=32, dtype="fp32")
 STEPS = 2
 #: Relative to a tensor's largest element; the order of sums is what differs.
 TOLERANCE = 1e-9
@@ -67,7 +83,10 @@ _found: dict[str, float | Diagnostic] = {}
 
 def model_of(plan: Plan) -> Model:
     """The small model that a plan is trained on: one with experts where it spreads experts, one with states where it
-    cuts their sequences, and deeper where a pipeline cuts its layers."""
+    cuts their sequences, one with a frozen encoder where it says when that is run, and deeper where a pipeline cuts its
+    layers."""
+    if plan.pipeline.filling:
+        return from_config(ENCODED, name="small with an encoder")
     if plan.sequence.scans in PIECED:
         return from_config(STATES, name="small with states")
     if plan.layout.pp > 1:
@@ -76,7 +95,10 @@ def model_of(plan: Plan) -> Model:
 
 
 def train_of(plan: Plan) -> Train:
-    """The small workload that a plan is trained on: with whole documents where groups share them."""
+    """The small workload that a plan is trained on: with whole documents where groups share them, of images where a
+    frozen encoder reads them."""
+    if plan.pipeline.filling:
+        return IMAGES
     return TRAIN if plan.sequence.groups == STATIC else msgspec.structs.replace(TRAIN, pack="packed")
 
 
@@ -111,7 +133,14 @@ def _trained(texts: Sequence[str]) -> dict[str, float | Diagnostic]:
 
     plans = [read(text) for text in texts]
     cases = [
-        EqualityCase(model=model_of(p), plan=p, train=train_of(p), steps=STEPS, portions=portions_of(p, cluster_of(p)))
+        EqualityCase(
+            model=model_of(p),
+            plan=p,
+            train=train_of(p),
+            steps=STEPS,
+            portions=portions_of(p, cluster_of(p)),
+            frozen_order=_frozen_order(p),
+        )
         for p in plans
     ]
     try:
@@ -120,6 +149,14 @@ def _trained(texts: Sequence[str]) -> dict[str, float | Diagnostic]:
         if len(texts) > 1:
             return {name: what for text in texts for name, what in _trained([text]).items()}
         return {texts[0]: error.diagnostics[0]}
+
+
+def _frozen_order(plan: Plan) -> FrozenOrder | None:
+    """The frozen passes of ranks in a plan's waits, as its prediction found it."""
+    if not plan.pipeline.filling:
+        return None
+    found = predict(model_of(plan), cluster_of(plan), train_of(plan), plan, detail=False).filled
+    return None if found is None else found.order
 
 
 @cache

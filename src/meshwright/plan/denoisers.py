@@ -8,7 +8,8 @@ from math import isqrt
 from meshwright.errors import Diagnostic
 from meshwright.plan.facets.feedback import CHAIN
 from meshwright.plan.record import Plan
-from meshwright.spec.diffusion import Denoised, Latents, NoisyClasses
+from meshwright.spec.diffusion import LATENT_PIXELS, Denoised, Latents, NoisyClasses
+from meshwright.spec.encoded import denoiser_of, entry_of, is_encoded, latent_work
 from meshwright.spec.layers import Dense
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
@@ -22,6 +23,7 @@ def _bad(code: str, message: str, place: str, help: str) -> Diagnostic:
 
 def unbuilt_denoiser(model: Model, activations: tuple[str, ...]) -> Iterator[str]:
     """Yield each part of a diffusion transformer that has no module."""
+    model = denoiser_of(model)
     if not isinstance(model.embedding, Latents) or not isinstance(model.head, Denoised | NoisyClasses):
         yield "it does not read latents and find their noise, or their class"
         return
@@ -38,6 +40,9 @@ def unbuilt_denoiser(model: Model, activations: tuple[str, ...]) -> Iterator[str
 
 def unexecutable_denoiser(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic]:
     """Yield each word of the plan or workload that is not done while a diffusion transformer is trained."""
+    if is_encoded(model):
+        yield from _encoded(plan, model, train)
+        model, train = denoiser_of(model), latent_work(model, train)
     name, memory, layout = model.name, plan.memory, plan.layout
     found = []
     for field in ("portions", "loss_portions"):
@@ -65,6 +70,30 @@ def unexecutable_denoiser(plan: Plan, model: Model, train: Train) -> Iterator[Di
     for place, why, help in found:
         yield _bad("P033", f"{place.partition(' = ')[2]} of {name} is priced and not run: {why}", f"plan.{place}", help)
     yield from _workload(model, train)
+
+
+def _encoded(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic]:
+    """Yield what is not done where a frozen encoder makes the latents that are trained on."""
+    name, layout, patch = model.name, plan.layout, entry_of(model).patch
+    each = patch * LATENT_PIXELS
+    if train.image % each:
+        near = max(1, round(train.image / each)) * each
+        message = f"{name}: an image of {train.image} pixels a side is no whole number of patches of {each}"
+        yield _bad("P033", message, f"image={train.image}", f"say image={near}")
+    found = []
+    if layout.tp > 1 or layout.cp > 1:
+        found.append(("layout.tp, layout.cp", "the encoder is whole on every rank of a sample", "say tp1 and cp1"))
+    if train.grow:
+        found.append(("grow", "encoded microbatches are dealt to ranks once", "drop grow="))
+    if policy := read(plan.sync.policy):
+        if policy.reference or policy.rule.forwards:
+            found.append((f"sync = {plan.sync.policy}", "its steps pass a batch more than once", "take another sync"))
+        if policy.paths is not None:
+            why = "samples are routed by themselves, and not by what is made of them"
+            found.append((f"sync = {plan.sync.policy}", why, "take another sync"))
+    for place, why, help in found:
+        said, where = place.partition(" = ")[0], f"plan.{place}"
+        yield _bad("P033", f"{said} of {name} is priced and not run: {why}", where, help)
 
 
 def _of_classes(plan: Plan, policy: SyncPolicy) -> Iterator[tuple[str, str, str]]:

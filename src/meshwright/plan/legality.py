@@ -13,8 +13,8 @@ from meshwright.errors import Diagnostic
 from meshwright.plan.adversarial import RULES as ADVERSARIAL_RULES
 from meshwright.plan.facet import Field, wrong
 from meshwright.plan.facets import facets, fields
+from meshwright.plan.filling import nothing_frozen, num_frozen, trained_part, without_frozen
 from meshwright.plan.filling import rules as filling
-from meshwright.plan.filling import trained_part, without_frozen
 from meshwright.plan.layer_rules import RULES as LAYER_RULES
 from meshwright.plan.pool_rules import violations as several
 from meshwright.plan.record import Plan
@@ -32,9 +32,10 @@ def violations(plan: Plan, model: Model, cluster: Cluster, train: Train, *, serv
         found = several(plan, model, cluster, train, violations)
         return [*found, *beyond_positions(model, train), *one_stream(plan, model, train)]
     plan = plan.on(cluster.num_devices)
-    if plan.pipeline.fill:
+    if num_frozen(plan, model) and not serving and train.phase != DENOISE:
         return list(_filling(plan, model, cluster, train))
     found = [d for rule in _rules() for d in rule(plan, model, cluster, train)]
+    found += nothing_frozen(plan, model)
     if not serving:
         found += of_serving(plan)
     return [*found, *beyond_positions(model, train), *one_stream(plan, model, train)]

@@ -156,6 +156,11 @@ def _frozen(plan: Plan, model: Model) -> Iterator[Diagnostic]:
             problem = f"{pool.name} is frozen, and gradients for {trained.name} come through it"
             yield _bad("P044", problem, f"{pool.name}.frozen", f"freeze {trained.name} too, or train {pool.name}")
         trained = trained or (None if pool.frozen else pool)
+    for pool, (first, _) in zip(plan.pools, found):
+        if not pool.frozen and first < model.frozen:
+            problem = f"{pool.name} trains encoders: the first {model.frozen} layers of {model.name} are not trained"
+            help = f"put them in a pool that is frozen, with part=0:{model.frozen}"
+            yield _bad("P044", problem, f"{pool.name}.part = {pool.part}", help)
     if trained is None:
         yield _bad("P044", "every pool is frozen: nothing is trained", "pools", "leave frozen out of the last pool")
 
@@ -167,7 +172,7 @@ def _together(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Itera
         if layout.shares:
             problem = "uneven shares of the batch, and links of equal ones, do not fit together"
             yield _bad("P045", problem, f"{pool.name}.layout.shares = {layout.shares}", "one pool a kind of device")
-        if pool.plan.pipeline.fill:
+        if pool.plan.pipeline.fill or pool.plan.pipeline.filling:
             problem = "layers that fill a pipeline's waits are no part of a pool: a frozen pool has devices of its own"
             yield _bad("P045", problem, f"{pool.name}.pipeline.fill", "one pool, or a pool that is frozen")
         if pool.plan.kinds.any:

@@ -210,6 +210,22 @@ def swarm(prediction: Prediction) -> list[tuple[str, str, str]]:
     return lines
 
 
+def filled(prediction: Prediction) -> list[tuple[str, str, str]]:
+    """(what, value, note) of frozen layers beside those that are trained; empty where there are none."""
+    f = prediction.filled
+    if f is None:
+        return []
+    ranks = prediction.plan.layout.pp
+    places = {"before": "before the step", "waits": "in waits, whole microbatches", "parts": "in waits, in parts"}
+    through = f"a rank in the mean, forward through {f.layers} layers; {places[f.way]}"
+    lines = [
+        ("passes", seconds(f.frozen_s / ranks), through),
+        ("waits", seconds(f.waits_s / ranks), f"a rank in the mean, of {seconds(f.trained_s)} that are trained"),
+        ("waits filled", f"{f.share:.1%}", f"with {f.inside_s / f.frozen_s:.1%} of the passes" if f.frozen_s else ""),
+    ]
+    return lines if f.way != "before" else lines[:2]
+
+
 def stragglers(prediction: Prediction) -> list[tuple[str, str, str]]:
     """(what, value, note) of steps whose compute varies; empty where it does not."""
     s = prediction.stragglers

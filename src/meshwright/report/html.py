@@ -76,6 +76,7 @@ def _time(prediction: Prediction) -> dict[str, Any]:
         "sensitivities": charts.sensitivities(prediction),
         "beside": [
             ("Pools", facts.pools(prediction)),
+            ("Frozen layers", facts.filled(prediction)),
             ("Over drawn batches", facts.batches(prediction)),
             ("Ranks that vary", facts.stragglers(prediction)),
             ("Is it the data?", feed_text.lines(prediction)),

@@ -27,6 +27,7 @@ def render(prediction: Prediction, console: Console) -> None:
             _verdict,
             _waterfall,
             _pools,
+            _filled,
             _batches,
             _stragglers,
             _clients,
@@ -93,6 +94,13 @@ def _pools(prediction: Prediction, page: Page) -> None:
     lines = facts.pools(prediction)
     if lines:
         page.title("Pools")
+        page.rows([(Text(what), Text(value), Text(note, "dim")) for what, value, note in lines])
+
+
+def _filled(prediction: Prediction, page: Page) -> None:
+    lines = facts.filled(prediction)
+    if lines:
+        page.title("Frozen layers")
         page.rows([(Text(what), Text(value), Text(note, "dim")) for what, value, note in lines])
 
 

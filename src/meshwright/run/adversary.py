@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from meshwright.lower import order
 from meshwright.run.collect import all_reduce
 from meshwright.run.parts import Pass
 from meshwright.run.pieces import PERTURBATION, Parameter, Part, TensorPiece
@@ -20,6 +21,7 @@ from meshwright.run.pieces import PERTURBATION, Parameter, Part, TensorPiece
 if TYPE_CHECKING:
     from meshwright.run.mesh import ProcessMesh
     from meshwright.run.pipeline import RankPipeline
+    from meshwright.run.trainer import Trainer
 
 
 class Adversary:
@@ -88,3 +90,13 @@ class Adversary:
         length, slope = squares.sqrt()
         scale = torch.where(slope > 0, self.part * length / slope.clamp_min(torch.finfo(exact).tiny), 0.0)
         return gradient * scale.to(gradient.dtype).view(1, -1, 1)
+
+
+def opposed(trainer: Trainer, part: float) -> Adversary | None:
+    """Return what moves a trainer's text by a part of its embeddings' length, along gradients by the weights of the
+    step before; None where nothing does."""
+    if not part:
+        return None
+    layout, count = trainer.plan.layout, trainer.plan.num_microbatches(trainer.train.global_batch)
+    ends = trainer.pipeline_of(order(trainer.plan, count, trainer.schedule_params).to_inputs(), due=False)
+    return Adversary(ends, trainer.mesh, part, count, trainer.hidden_states(), layout.sp and layout.tp > 1)

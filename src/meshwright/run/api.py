@@ -65,6 +65,7 @@ def train(
         ideal_s=prediction.mfu * prediction.step_time_s,
         identity=prediction.identity,
         schedule_params=prediction.schedule_params,
+        frozen_order=None if prediction.filled is None else prediction.filled.order,
         portions=Portions() if plan.several else portions_of(plan, prediction.cluster),
         **job,
     )

@@ -58,7 +58,8 @@ def begin(job: Job, trainer: Trainer) -> None:
         load_adapter(job.adapter, held, job.model, place["world"], about.digest, device=place.device)
         trainer.set_step(0)
     elif about is None and job.weights:
-        held = published(trainer.pieces(shared=True))
+        frozen = [] if trainer.encoder is None else trainer.encoder.pieces()
+        held = published([*trainer.pieces(shared=True), *frozen])
         load_weights(job.weights, held, job.model, place["world"], device=place.device)
         trainer.set_step(0)
 

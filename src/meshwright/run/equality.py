@@ -14,6 +14,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from meshwright.lower.filling import FrozenOrder
 from meshwright.plan import Plan
 from meshwright.plan.facets.feedback import CHAIN
 from meshwright.plan.slices import Portions
@@ -25,6 +26,7 @@ from meshwright.run.pieces import Parameter
 from meshwright.run.settings import Settings
 from meshwright.run.trainer import Trainer
 from meshwright.run.world import World
+from meshwright.spec.encoded import entry_of, image_channels, is_encoded
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 
@@ -36,13 +38,14 @@ TINY = 1e-30
 
 class EqualityCase(msgspec.Struct, frozen=True, kw_only=True):
     """A legal, executable plan with as many ranks as all other cases of a job, and what it trains on. ``portions``:
-    what every replica has of a step where they differ."""
+    what every replica has of a step where they differ; ``frozen_order``: what each rank runs of frozen layers."""
 
     model: Model
     plan: Plan
     train: Train
     steps: int = 2
     portions: Portions = Portions()
+    frozen_order: FrozenOrder | None = None
 
 
 class Apart(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +89,7 @@ def _compare(world: World, cases: tuple[EqualityCase, ...]) -> list[dict[str, An
         learns = CHAIN if case.plan.several else case.plan.feedback.way
         key = (case.model.name, case.train.text(), case.steps, _stored(case), learns)
         if key not in known:
-            whole = msgspec.structs.replace(case, plan=_alone(case))
+            whole = msgspec.structs.replace(case, plan=_alone(case), frozen_order=None)
             known[key] = _trained(whole, mesh.alone(device=world.device))
         place = mesh.build(case.plan, device=world.device)
         seen = _trained(case, place)
@@ -117,7 +120,8 @@ def _trained(case: EqualityCase, place: mesh.ProcessMesh) -> _Seen:
     settings = Settings(precision="float64", lr=1e-2)
     shared = not case.plan.several and (case.plan.layout.shares or case.plan.kinds.any)
     portions = case.portions if shared else None  # the one process it is compared with has no replicas
-    trainer = Trainer(case.model, case.plan, case.train, place, settings=settings, portions=portions)
+    how = {"settings": settings, "portions": portions, "frozen_order": case.frozen_order}
+    trainer = Trainer(case.model, case.plan, case.train, place, **how)
     losses: list[float] = []
     gradients: list[tuple] = []
 
@@ -128,7 +132,9 @@ def _trained(case: EqualityCase, place: mesh.ProcessMesh) -> _Seen:
 
     trainer.before_update.append(keep)
     for step in range(case.steps):
-        losses.append(trainer.step(_batch(case, step, trainer)).loss)
+        looks = trainer.encoder is not None and trainer.encoder.ahead and step + 1 < case.steps
+        following = _batch(case, step + 1, trainer) if looks else None
+        losses.append(trainer.step(_batch(case, step, trainer), following).loss)
     trainer.settle()
     parameters = [(p.parameter, p.start, p.stop, p.values.clone()) for p in trainer.pieces() if p.key == "param"]
     return _Seen(losses, gradients, parameters)
@@ -136,9 +142,16 @@ def _trained(case: EqualityCase, place: mesh.ProcessMesh) -> _Seen:
 
 def _batch(case: EqualityCase, step: int, trainer: Trainer) -> Batch:
     """This rank's part of a global batch of random tokens, in documents of random lengths, that depends on the step
-    alone."""
+    alone; of random images and classes for a model that encodes them."""
     draw = torch.Generator().manual_seed(1000 + step)
     rows, length = case.train.global_batch, case.train.seq_len
+    if is_encoded(case.model):
+        sizes = image_channels(case.model), case.train.image, case.train.image
+        images = torch.randn(rows, *sizes, generator=draw, dtype=torch.float64)
+        classes = torch.randint(0, max(1, entry_of(case.model).classes - 1), (rows,), generator=draw)
+        at, parts = trainer.mesh["dp"].index, trainer.mesh["dp"].size
+        some = slice(at * rows // parts, (at + 1) * rows // parts)
+        return Batch(images[some], None, classes[some])
     tokens = torch.randint(0, case.model.vocab, (rows, length + 1), generator=draw)
     begins = torch.rand(rows, length, generator=draw) < 0.15
     documents = begins.to(torch.int32).cumsum(1).to(torch.int32)

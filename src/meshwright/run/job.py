@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from meshwright.assign.groups import GroupCosts
+from meshwright.lower.filling import FrozenOrder
 from meshwright.plan import Plan
 from meshwright.plan.slices import Portions
 from meshwright.run import data
@@ -29,11 +30,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     those of a resumed checkpoint among them. ``out`` "" keeps nothing. ``save_every`` 0 saves at the end alone.
     ``ideal_s``: what a step would take at the devices' peak, for MFU; 0 says none. ``schedule_params`` are the
     prediction's, so that a schedule made for given times has one order in both; so are ``group_costs``, by which groups
-    of ranks are formed. ``quiet`` prints no progress. ``routing`` is a file that the choices of the model's routers are
-    written to, ``variances`` one that those of operators in fewer bits are, measured on the first batch.
-    ``judged_every`` so many steps (0: never) the loss is measured on the last ``held_out`` of the text, which is then
-    not trained on, or on ``judged_text``, whose folder is ``judged_corpus``; of sequences so many first tokens are not
-    judged (``judged_from``). Images that are trained on are changed as ``augment`` says. ``keep`` so many checkpoints.
+    of ranks are formed, and what frozen layers run in waits (``frozen_order``). ``quiet`` prints no progress.
+    ``routing`` is a file that the choices of the model's routers are written to, ``variances`` one that those of
+    operators in fewer bits are, measured on the first batch. ``judged_every`` so many steps (0: never) the loss is
+    measured on the last ``held_out`` of the text, which is then not trained on, or on ``judged_text``, whose folder is
+    ``judged_corpus``; of sequences so many first tokens are not judged (``judged_from``). Images that are trained on
+    are changed as ``augment`` says. ``keep`` so many checkpoints.
     ``faulty``: replicas that bring something else than their gradients.
     ``portions``: what replicas that differ have of a step. ``config``: the file that the model was read from, "" of one
     of the catalog. ``adapter``: a folder of adapters to begin with.
@@ -79,6 +81,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     faulty: FaultyWorkers | None = None
     portions: Portions = Portions()
     group_costs: GroupCosts | None = None
+    frozen_order: FrozenOrder | None = None
 
 
 class RunSummary(msgspec.Struct, kw_only=True):

@@ -74,7 +74,8 @@ def train(world: World, job: Job, on_step: Told | None = None) -> dict[str, Any]
         help = "name one text, of which each replica has a run, or say sync=local"
         raise MeshwrightError.one("D009", "replicas share out one text, not a mixture", place="--data", help=help)
     how = {"settings": job.settings, "schedule_params": job.schedule_params, "portions": job.portions}
-    trainer = Trainer(job.model, job.plan, job.train, place, **how, group_costs=job.group_costs)
+    how |= {"group_costs": job.group_costs, "frozen_order": job.frozen_order}
+    trainer = Trainer(job.model, job.plan, job.train, place, **how)
     corpus, held = divided(job, corpus, world, place)
     if trainer.lessons is not None:
         corpus = taught_on(trainer, corpus)
@@ -206,14 +207,15 @@ class RankRun:
     def steps(self) -> None:
         """Train all remaining steps, or as many as are done when the run is asked to end."""
         done, job = self.trainer.step_count, self.job
-        last = job.steps + (self.trainer.adversary is not None)  # which looks a step ahead
+        last = job.steps + (self.trainer.adversary is not None)  # who looks ahead of the last step too
         feeding = Feeding(self.batch, done, last, workers=job.data_workers, ahead=job.prefetch)
         self.feeding, begun = feeding, time.perf_counter()
         while self.trainer.step_count < self.job.steps and not self.stopped:
             if self.trainer.round_ended:
                 self.votes.cast(launch.stop.requested or (self.hook is not None and self.hook.stops))
             batch, waited = feeding.take(self.trainer.step_count), feeding.waited_s
-            following = None if self.trainer.adversary is None else feeding.take(self.trainer.step_count + 1)
+            looks = self.trainer.looks_ahead and self.trainer.step_count + 1 < last
+            following = feeding.take(self.trainer.step_count + 1) if looks else None
             result = self.trainer.step(batch, following)
             if not result.updated:
                 if not self.trainer.rounds.apart:  # replicas that went on alone have no step in common to go back to

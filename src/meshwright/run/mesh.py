@@ -21,6 +21,8 @@ AXES = ("tp", "cp", "dp", "pp")
 EXPERT_AXES = ("etp", "ep", "edp")
 #: What flows between stages: forward or backward, to a higher or a lower rank.
 CHANNELS = ("pp_forward_up", "pp_forward_down", "pp_backward_up", "pp_backward_down")
+#: What frozen layers make in waits, on its way to the first rank of a pipeline.
+FROZEN = "pp_frozen"
 #: Beginnings of the names of groups at both ends of a link between pools.
 LINKS = ("link_forward:", "link_backward:")
 #: Beginning of the names of groups that are formed for every batch.
@@ -29,7 +31,7 @@ GROUPED = "groups"
 TOKENS = ("ep", "ep_inner", "ep_outer")
 #: Groups with communicators of their own, as those of links have, though others may have the same ranks: a layer waits
 #: for what flows there, and must not wait for the gradients of the layers behind it, which replicas exchange meanwhile.
-APART = (*CHANNELS, "cp_inner", "cp_outer", *TOKENS)
+APART = (*CHANNELS, FROZEN, "cp_inner", "cp_outer", *TOKENS)
 
 
 class AxisGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,6 +131,8 @@ def members(plan: Plan) -> dict[str, list[tuple[int, ...]]]:
     for level in range(len(policy.paths.levels) if policy.paths is not None else 0):
         out[f"{MODULE}{level}"] = _modules(out["data"], together, policy.paths, level)
     out |= dict.fromkeys(CHANNELS, out["pp"])
+    if plan.pipeline.fill or plan.pipeline.filling:
+        out[FROZEN] = out["pp"]
     out["ends"] = sorted({(group[0], group[-1]) for group in out["pp"] if len(group) > 1})
     if plan.sequence.groups != STATIC:
         sizes = [1 << k for k in range(1, (plan.layout.dp * plan.layout.cp).bit_length())]

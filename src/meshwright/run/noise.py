@@ -62,6 +62,17 @@ def drawn(shape: tuple[int, ...], rows: torch.Tensor, seed: int, step: int, batc
     return found._replace(steps=even, untold=torch.zeros_like(found.untold))
 
 
+def latent_noise(shape: tuple[int, ...], rows: torch.Tensor, seed: int, step: int) -> torch.Tensor:
+    """The noise that an encoder's latents of a shape [b, ...] are drawn with, of images at the places `rows` of a
+    global batch; fp32. The same for all steps below 0, where nothing is trained."""
+    found = []
+    for row in rows.tolist():
+        digest = hashlib.sha256(f"latent:{seed if step >= 0 else 0}:{max(step, -1)}:{row}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+        found.append(torch.randn(shape[1:], generator=generator))
+    return torch.stack(found).to(rows.device)
+
+
 def noisy(samples: torch.Tensor, found: NoiseDraws) -> torch.Tensor:
     """Samples with the noise of their steps, in 32 bits at least."""
     kind = torch.promote_types(samples.dtype, torch.float32)

@@ -50,6 +50,13 @@ class Linked(Protocol):
     def receive(self, number: int) -> torch.Tensor: ...
 
 
+class Between(Protocol):
+    """Work of a rank between the actions of its schedule."""
+
+    def at(self, actions: int) -> None: ...
+    def end(self) -> None: ...
+
+
 class Channel:
     """Messages of one kind from one rank, in the order it sends them."""
 
@@ -99,13 +106,14 @@ class RankPipeline:
         after: Linked | None = None,
         frozen: bool = False,
         feedback: DirectFeedback | None = None,
+        between: Between | None = None,
     ):
         """`stages` are those this rank holds, by number; `message` makes an empty buffer of what flows behind a
         stage in a pass; `due` bool [actions] are the passes after which gradients are reduced, and `final` is told the
         stage before each. Where this is one of several pools, its first stage takes what the link `before` it brings
         and its last stage gives to the one `after` it; of a `frozen` one there are forwards alone. `feedback`: the
-        output's error enters backwards."""
-        self.before, self.after, self.frozen = before, after, frozen
+        output's error enters backwards. ``between``: what else runs between actions."""
+        self.before, self.after, self.frozen, self.between = before, after, frozen, between
         self.feedback = None if frozen else feedback
         self.actions, self.mesh, self.stages = actions, mesh, stages
         self.message, self.blocking_sends, self.final = message, blocking_sends, final
@@ -211,6 +219,8 @@ class RankPipeline:
             channel.begin(0 if loads else AHEAD)
         record = recorder()
         for at, (kind, stage, microbatch) in enumerate(self.program):
+            if self.between is not None:
+                self.between.at(at)
             if self.due[at]:
                 self.final(stage)
             arrived = self._arrived(kind, stage, microbatch)
@@ -221,6 +231,8 @@ class RankPipeline:
                 losses.append(made.detach())
             elif made is not None:
                 self._pass_on(kind == F, stage, microbatch, made)
+        if self.between is not None:
+            self.between.end()
         for work, _ in self.works:
             work.wait()
         self.works.clear()

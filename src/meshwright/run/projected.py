@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import blake2b
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,8 +14,13 @@ from meshwright.run.collect import all_gather_single
 from meshwright.run.mesh import AxisGroup
 from meshwright.run.optimizer import Optimizer
 from meshwright.run.record import recorder
+from meshwright.run.result import StepResult
 from meshwright.run.settings import Settings
 from meshwright.run.sync import Bucket
+
+if TYPE_CHECKING:
+    from meshwright.run.data import Batch
+    from meshwright.run.trainer import Trainer
 
 #: The byte of a slope that is no number.
 NO_NUMBER = -128
@@ -99,3 +106,13 @@ class ProjectedSteps:
             for number, bucket in enumerate(self.buckets):
                 along = self.direction(step, replica, number, bucket.master)
                 bucket.master.sub_(along, alpha=rate * code / self.levels / len(codes))
+
+
+def projected_step(trainer: Trainer, steps: ProjectedSteps, batch: Batch) -> StepResult:
+    """One step of a trainer by slopes of the loss."""
+    trainer.wait_to_write()  # what is added to measure is a write as well
+    run = partial(trainer.pipeline.run, trainer.passes(batch))
+    loss, norm, finite = steps.taken(trainer.step_count, run, trainer.publish)
+    trainer.step_count += finite
+    recorder().step_end()
+    return StepResult(loss, batch.num_targets or trainer.train.tokens_per_step, norm, finite)

@@ -14,12 +14,13 @@ import torch
 from meshwright.assign.groups import GroupCosts
 from meshwright.assign.packing import shape
 from meshwright.lower import order
+from meshwright.lower.filling import FrozenOrder
 from meshwright.plan import Plan
 from meshwright.plan.facets.sequence import STATIC
 from meshwright.plan.slices import Portions, own_plan
 from meshwright.run import fp8
 from meshwright.run.adapt import adapt
-from meshwright.run.adversary import Adversary
+from meshwright.run.adversary import opposed
 from meshwright.run.attention import local_positions
 from meshwright.run.average import Rounds
 from meshwright.run.away import StateAway
@@ -29,6 +30,7 @@ from meshwright.run.compiled import needed
 from meshwright.run.connect import connect
 from meshwright.run.curvature import curvature_of
 from meshwright.run.data import Batch
+from meshwright.run.encoded import encoder_of, parted
 from meshwright.run.exchanges import Types, begin_alike, built, exchanges_of, fragments_of, parts_of
 from meshwright.run.feedback import DirectFeedback
 from meshwright.run.groups import GroupRows
@@ -46,7 +48,7 @@ from meshwright.run.parts import Pass, Shared
 from meshwright.run.pieces import TensorPiece, alike
 from meshwright.run.pipeline import RankPipeline
 from meshwright.run.pools import places
-from meshwright.run.projected import ProjectedSteps
+from meshwright.run.projected import ProjectedSteps, projected_step
 from meshwright.run.record import recorder
 from meshwright.run.referenced import ReferencedSteps
 from meshwright.run.result import StepResult
@@ -83,24 +85,26 @@ class Trainer:
         schedule_params: Mapping[str, Any] | None = None,
         portions: Portions | None = None,
         group_costs: GroupCosts | None = None,
+        frozen_order: FrozenOrder | None = None,
     ):
         """`portions`: what each data-parallel rank has of a step where they have not as much. `group_costs`: those by
-        which groups of ranks are formed for every batch, as a prediction has them."""
+        which groups of ranks are formed for every batch, as a prediction has them; so is `frozen_order` of what frozen
+        layers run."""
         self.portions, counts = portions or Portions(), portions.counts if portions else ()
         if not plan.several:  # told by `portions` for each rank
             plan = own_plan(plan, self.portions, mesh["dp"].index)
         batch = counts[mesh["dp"].index] * plan.layout.dp * plan.pipeline.microbatch if counts else train.global_batch
         needed(plan, mesh.device.type)
+        self.settings, whole = settings or Settings(), (model, plan, train)
+        model, plan, train = parted(*whole)
         self.places = places(plan, model, mesh.rank, batch, schedule_params or {}, 2 if train.adversarial else 1)
         #: Where this rank is among the plan's pools; its own plan is its pool's.
         self.place = own = self.places.own
         plan = with_whole_tokens(own.pool.plan, model)
-        self.model, self.plan, self.train, self.mesh = model, plan, train, mesh
-        self.settings = settings = settings or Settings()
+        self.model, self.plan, self.train, self.mesh, settings = model, plan, train, mesh, self.settings
         self.schedule_params = dict(schedule_params or {})
-        self.step_count = 0
-        #: Sequences of the text that were trained on before this trainer began.
-        self.sequences = 0
+        #: Steps that are done, and sequences of the text that were trained on before this trainer began.
+        self.step_count = self.sequences = 0
         self.shape = shape(train, plan.pipeline.microbatch)
         #: Weights of the microbatches, where they count otherwise than alike.
         self.weights: tuple[float, ...] = ()
@@ -111,6 +115,8 @@ class Trainer:
         #: Called before the exchange that no rank leaves until all have come to it.
         self.before_totals: list[Callable[[], None]] = []
         self.types = types = Types.of(plan, train, settings.precision)
+        #: What encodes the samples of steps, where the model has frozen layers that do.
+        self.encoder = encoder_of(*whole, mesh, types.compute, settings.seed, frozen_order)
         low = "" if settings.precision else fp8.word_of(plan, train)
         fp8.needed(low, mesh.device)
         shared = Shared(
@@ -189,26 +195,17 @@ class Trainer:
             ulysses=plan.sequence.ulysses,
         ).to(mesh.device)
         before, after = self._links()
-        self.pipeline = self._pipeline(actions, before, after)
-        links = [link.edges() for link in (before, after) if link is not None]
+        self.pipeline = self.pipeline_of(actions, before, after)
+        links = [link.edges() for link in (before, after, self.encoder) if link is not None]
         connect([*self.pipeline.edges(), *itertools.chain(*links)], mesh.rank, mesh.device)
         self.rotary = rotaries(self.positions, model, types.compute)
         self.helper = Helper(self) if mesh["dp"].index >= plan.trainers else None
         self.lessons = Lessons.of(self)
-        self.adversary: Adversary | None = None
-        if train.adversarial:
-            self._oppose(train.adversarial)
+        self.adversary = opposed(self, train.adversarial)
 
     # -- building
 
-    def _oppose(self, part: float) -> None:
-        """Have text moved by a part of its embeddings' length, along gradients by the weights of the step before."""
-        layout = self.plan.layout
-        count, sharded = self.plan.num_microbatches(self.train.global_batch), layout.sp and layout.tp > 1
-        ends = self._pipeline(order(self.plan, count, self.schedule_params).to_inputs(), due=False)
-        self.adversary = Adversary(ends, self.mesh, part, count, self.hidden_states(), sharded)
-
-    def _pipeline(
+    def pipeline_of(
         self,
         actions: Actions,
         before: Link | None = None,
@@ -216,6 +213,7 @@ class Trainer:
         judged: bool = False,
         due: bool = True,
     ) -> RankPipeline:
+        """Return what runs some actions of this rank; `judged`: without gradients, which are reduced where `due`."""
         plan = self.plan
         if (self.projected is not None) != judged:  # those that are judged have been made so before
             actions = actions.forwards()
@@ -231,6 +229,7 @@ class Trainer:
             after=after,
             frozen=self.place.frozen or self.projected is not None or judged,
             feedback=self.feedback,
+            between=None if judged else self.encoder,
         )
 
     def _links(self, **said: bool) -> tuple[Link | None, Link | None]:
@@ -240,13 +239,13 @@ class Trainer:
     def forwards(self) -> RankPipeline:
         """The passes of a step without their backwards: those of held-out text."""
         actions = self.pipeline.actions if self.adversary is None else self.adversary.pipeline.actions
-        return self._pipeline(actions, *self._links(backward=False), judged=True)
+        return self.pipeline_of(actions, *self._links(backward=False), judged=True)
 
     def take(self, batch: int) -> None:
         """Go on with global batches of so many sequences, in as many more microbatches."""
         self.train = msgspec.structs.replace(self.train, global_batch=batch)
         params = self.schedule_params
-        self.pipeline = self._pipeline(order(self.plan, self.plan.num_microbatches(batch), params))
+        self.pipeline = self.pipeline_of(order(self.plan, self.plan.num_microbatches(batch), params))
 
     def hidden_states(self, tokens: int = 0) -> torch.Tensor:
         """An empty buffer of a microbatch's hidden states, as stages send them; of one row of so many `tokens` here."""
@@ -272,7 +271,7 @@ class Trainer:
 
     def _updated(self, bucket: Bucket, held: range) -> None:
         """A layer's gradient is whole: update it, and send it if it is due."""
-        self._wait_to_write()
+        self.wait_to_write()
         with recorder().span("optimizer"):
             self.optimizer.update(self.step_count, 0.0, held)
         self.rounds.updated(bucket.of, self.step_count + 1)
@@ -281,22 +280,24 @@ class Trainer:
 
     def step(self, batch: Batch, following: Batch | None = None) -> StepResult:
         """One optimizer step on this data-parallel rank's rows [rows of a global batch / dp, row tokens + 1], or, with
-        groups of ranks, on all of a global batch. Adversarial steps are told the batch `following`."""
+        groups of ranks, on all of a global batch. Those that look ahead are told the batch `following`."""
         record = recorder()
         record.step_begin(self.step_count)
         if self.projected is not None:
-            return self._projected_step(self.projected, batch)
-        passes = self.passes(batch) if self.helper is None else []
+            return projected_step(self, self.projected, batch)
+        passes = self.passes(batch, trained=True) if self.helper is None else []
+        if self.encoder is not None and following is not None:
+            self.encoder.begin(passes_of(self, following))
         if self.adversary is not None and not self.adversary.ready:  # there is no step before
-            self.adversary.find(passes, self._wait_to_write)
+            self.adversary.find(passes, self.wait_to_write)
         if self.referenced is not None:
-            self._wait_to_write()  # to go half-way is a write as well
+            self.wait_to_write()  # to go half-way is a write as well
             self.referenced.begin(self.step_count, partial(self._gradients, passes))
             self.publish()
         if self.curvature is not None:
-            self._wait_to_write()
+            self.wait_to_write()
             self.curvature.gather(self.step_count, partial(self._gradients, passes), self.publish)
-        self.rounds.meet(self.step_count, (self._wait_to_write, self.settle), self.publish)
+        self.rounds.meet(self.step_count, (self.wait_to_write, self.settle), self.publish)
         total = self._gradients(passes, following)
         self.rounds.price()
         for wait in self.before_totals:
@@ -318,7 +319,7 @@ class Trainer:
             if not finite:
                 self.publish()
         if finite:
-            self._wait_to_write()
+            self.wait_to_write()
             if not self.rounds.policy.early:
                 with record.span("optimizer"):
                     self.rounds.update(self.step_count, norm)
@@ -334,9 +335,10 @@ class Trainer:
             self.publish()
             self.step_count += 1
         record.step_end()
-        return StepResult(loss, batch.num_targets or self.train.tokens_per_step, norm, finite)
+        told = self.train.tokens_per_step if self.encoder is None else self.encoder.per_step
+        return StepResult(loss, batch.num_targets or told, norm, finite)
 
-    def _wait_to_write(self) -> None:
+    def wait_to_write(self) -> None:
         """Let those end who still read what the optimizer is about to write."""
         for wait in self.before_update:
             wait()
@@ -360,19 +362,10 @@ class Trainer:
         for one in self.coded:
             one.advance()
         if self.adversary is not None and following is not None:
-            self.adversary.find(self.passes(following), self._wait_to_write)
+            self.adversary.find(self.passes(following), self.wait_to_write)
         for exchange in self.exchanges:
             exchange.finish()
         return total
-
-    def _projected_step(self, steps: ProjectedSteps, batch: Batch) -> StepResult:
-        """One step by slopes of the loss."""
-        self._wait_to_write()  # what is added to measure is a write as well
-        passes = self.passes(batch)
-        loss, norm, finite = steps.taken(self.step_count, partial(self.pipeline.run, passes), self.publish)
-        self.step_count += finite
-        recorder().step_end()
-        return StepResult(loss, batch.num_targets or self.train.tokens_per_step, norm, finite)
 
     def publish(self) -> None:
         """Copy the masters to the parameters that the forward uses, on every rank."""
@@ -438,12 +431,19 @@ class Trainer:
         """Whether the steps so far are whole rounds, at whose ends replicas may wait for one another."""
         return self.rounds.ended(self.step_count)
 
-    def passes(self, batch: Batch) -> list[Pass]:
+    def passes(self, batch: Batch, *, trained: bool = False) -> list[Pass]:
         """The microbatches of a batch, cut to this context-parallel rank; where ranks share documents in groups of
-        their own, of a whole global batch, and in as many rounds as they take."""
-        return grouped(self, batch) if self.groups is not None else passes_of(self, batch)
+        their own, of a whole global batch, and in as many rounds as they take. Of a step that is `trained` on some may
+        be encoded already."""
+        found = grouped(self, batch) if self.groups is not None else passes_of(self, batch)
+        return found if self.encoder is None else self.encoder.given(found, trained=trained)
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether a step begins to work on the batch of the next one."""
+        return self.adversary is not None or (self.encoder is not None and self.encoder.ahead)
 
     def take_rounds(self, count: int) -> None:
         """Run so many microbatches, one a round of groups of ranks."""
         if count != 1 + max(microbatch for _, _, microbatch in self.pipeline.program):
-            self.pipeline = self._pipeline(order(self.plan, count, self.schedule_params))
+            self.pipeline = self.pipeline_of(order(self.plan, count, self.schedule_params))

@@ -42,7 +42,7 @@ class Exchanges:
 
     def __init__(self, evaluator: Evaluator):
         self.evaluator, self.layers = evaluator, evaluator.layers
-        self.model, self.cluster, self.train = evaluator.model, evaluator.cluster, evaluator.train
+        self.model, self.cluster, self.train = evaluator.trained, evaluator.cluster, evaluator.train
         self.kinds, self.num_units = evaluator.kinds, evaluator.num_units
         self.units = units_of(self.kinds, "none")
         self.alike, self.devices = evaluator.alike, evaluator.devices

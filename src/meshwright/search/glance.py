@@ -56,7 +56,7 @@ class Glances:
 
     def __init__(self, evaluator: Evaluator):
         self.evaluator, self.layers = evaluator, evaluator.layers
-        self.model, self.cluster, self.train = evaluator.model, evaluator.cluster, evaluator.train
+        self.model, self.cluster, self.train = evaluator.trained, evaluator.cluster, evaluator.train
         self.kinds, self.num_units = evaluator.kinds, evaluator.num_units
         self.alike, self.devices = evaluator.alike, evaluator.devices
         self.names = [device.name for device in self.devices]

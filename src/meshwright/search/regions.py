@@ -39,7 +39,7 @@ class Regions:
         """`chain`: in all plans gradients go from stage to stage."""
         self.chain = chain
         self.evaluator, self.layers = evaluator, evaluator.layers
-        self.model, self.cluster, self.train = evaluator.model, evaluator.cluster, evaluator.train
+        self.model, self.cluster, self.train = evaluator.trained, evaluator.cluster, evaluator.train
         self.glances, self.exchanges = Glances(evaluator), Exchanges(evaluator)
         self.kinds, self.num_units = evaluator.kinds, evaluator.num_units
         self.contention = min(map(contention, evaluator.devices))

@@ -121,7 +121,7 @@ class _Passes:
 def _by_rank(plan: Plan, evaluator: Evaluator) -> np.ndarray:
     """Seconds [pp, U] of every kind of block, the embedding and the head on each pipeline rank; as every kind of slice
     has the same stages, on the slowest of them."""
-    passes, blocks = _Passes(plan, evaluator), range(len(evaluator.model.blocks))
+    passes, blocks = _Passes(plan, evaluator), range(len(evaluator.trained.blocks))
     units = [*(Unit(kind, "none") for kind in blocks), Unit(EMBEDDING, "none"), Unit(HEAD, "none")]
     slices = range(len(passes.mesh.slices))
     return np.array([[max(passes(u, k, rank) for k in slices) for u in units] for rank in range(plan.layout.pp)])
@@ -136,7 +136,7 @@ def _held(schedule: str, pp: int, vpp: int) -> tuple[tuple[int, ...], ...]:
 def _stages(table: np.ndarray, held: tuple[tuple[int, ...], ...], evaluator: Evaluator) -> tuple[int, ...]:
     """Layers per stage, from seconds by rank and the ranks that hold each stage; two of them share its microbatches."""
     each = np.array([table[list(ranks)].mean(axis=0) for ranks in held])
-    return partition(each[:, list(evaluator.model.pattern)], first=each[:, -2], last=each[:, -1])
+    return partition(each[:, list(evaluator.trained.pattern)], first=each[:, -2], last=each[:, -1])
 
 
 @lru_cache(maxsize=256)

@@ -25,6 +25,7 @@ from meshwright.plan.facets import facets, fields
 from meshwright.plan.facets.layout import DEFAULT_ORDER
 from meshwright.plan.facets.overlap import AS_DECIDED, inside, overlapped, usual_of
 from meshwright.plan.facets.overlap import gathers_once as once
+from meshwright.plan.facets.pipeline import BEFORE
 from meshwright.plan.slices import kinds, meet_inside
 from meshwright.search.parts import Inners
 from meshwright.spec.cluster import Cluster
@@ -255,7 +256,15 @@ def pipelines(space: Space, core: Core, model: Model, train: Train) -> tuple[Pip
     """Every schedule of a core's plans, with its chunks and stages."""
     count = train.global_batch // (core.dp * core.mb)
     found = _pipelines(space["schedule"], space["vpp"], space["stages"], core.pp, count, model.num_layers)
-    return _with_others(space, found, "schedule", "vpp", "stages")
+    whole = _with_others(space, found, "schedule", "vpp", "stages")
+    if {*space["filling"]} == {""}:
+        return whole
+    # frozen layers are run before a step, or in the waits of a pipeline that begins at one end
+    return tuple(
+        part
+        for part in whole
+        if (core.pp > 1 or part.filling == BEFORE) and schedules.get(part.schedule).placement != "bidirectional"
+    )
 
 
 def _with_others(space: Space, found: tuple, *known: str) -> tuple:

@@ -92,6 +92,7 @@ class Walk(ShownWalk):
         self.wanted = wanted or Wanted(keep=keep)
         self.keep = self.wanted.keep
         self.model, self.cluster, self.train = evaluator.model, evaluator.cluster, evaluator.train
+        self.trained = evaluator.trained
         #: What a plan may take of the largest device.
         self.capacity_bytes = max(i.device.memory_bytes for i in self.cluster.islands) - self.wanted.room_bytes
         self.known = known or {}
@@ -163,7 +164,7 @@ class Walk(ShownWalk):
         return found
 
     def _scopes(self, space: Space, core: Core) -> list[CoreScope]:
-        whole = CoreScope.of(space, core, self.model, self.cluster, self.train)
+        whole = CoreScope.of(space, core, self.trained, self.cluster, self.train)
         return [scope for scope in whole.parts() if scope.size()]
 
     def lists(self, core: Core) -> list[CoreScope]:

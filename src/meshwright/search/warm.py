@@ -37,9 +37,9 @@ def point_of(plan: Plan, walk: Walk) -> tuple[Core, Inner, Piped, State] | None:
         inner = inner._replace(overlap=(*inner.overlap, AS_DECIDED))
     if (
         inner not in mine
-        or piped not in pipelines(walk.space, core, walk.model, walk.train)
+        or piped not in pipelines(walk.space, core, walk.trained, walk.train)
         or state not in among
-        or not legal(core, inner, piped, state, among, walk.model.num_layers)
+        or not legal(core, inner, piped, state, among, walk.trained.num_layers)
     ):
         return None
     return core, inner, piped, state

@@ -9,6 +9,7 @@ import numpy as np
 
 from meshwright.cost import Costs
 from meshwright.lower import Lowered
+from meshwright.lower.filling import Filled
 from meshwright.simulate.memory import Ordered, ordered
 from meshwright.simulate.price import Priced
 from meshwright.simulate.rounds import Round, round_of
@@ -22,7 +23,8 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     for, besides its size. ``round``: the times are those of the step that exchanges, one of several; None where
     all steps are alike. ``moving``: the step that a plan with a reference point takes besides in a ``share`` of its
     steps, with a pass of its own, when that point moves. ``swarm``: the steps of peers that are chosen as it goes; the
-    times are then those of fixed ranks, and ``wave`` the step of one microbatch on each, which is what a peer does."""
+    times are then those of fixed ranks, and ``wave`` the step of one microbatch on each, which is what a peer does.
+    ``filled``: what frozen layers do beside the trained ones (``lower/filling.py``)."""
 
     lowered: Lowered
     priced: Priced
@@ -36,6 +38,7 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     share: float = 0.0
     swarm: SwarmRun | None = None
     wave: Simulated | None = None
+    filled: Filled | None = None
 
     @classmethod
     def of(

@@ -14,7 +14,7 @@ from meshwright.lower.structure import Structure
 from meshwright.plan import Plan
 from meshwright.plan.facets.passes import FIXED
 from meshwright.plan.facets.sync import Sync
-from meshwright.plan.filling import trained_part, without_frozen
+from meshwright.plan.filling import num_frozen, trained_part, without_frozen
 from meshwright.simulate.asked_sizes import asked
 from meshwright.simulate.clock import times
 from meshwright.simulate.filling import with_frozen
@@ -41,14 +41,17 @@ def simulate(
     structures: dict[Facts, Structure] | None = None,
 ) -> Simulated:
     """Lower, price and run the clock for a legal plan with ``dp`` filled in. Plans of one question share what they give
-    here: stages with tables that know their layers, a pricer of these costs, and structures."""
+    here: stages with tables that know their layers (those that are trained), a pricer of these costs, and
+    structures."""
     if plan.several:
         return _joint(plan, model, cluster, train, costs)
     if plan.passes.policy != FIXED:
         return _swarmed(plan, model, cluster, train, costs)
-    if plan.pipeline.fill:
-        own, part = without_frozen(plan), trained_part(plan, model)
-        return with_frozen(simulate(own, part, cluster, train, costs), plan, model, cluster, train, costs)
+    if num_frozen(plan, model):
+        own, part, known = without_frozen(plan), trained_part(plan, model), (stages, pricer, structures)
+        said = dict(zip(("stages", "pricer", "structures"), known))
+        run = simulate(own, part, cluster, train, costs, **said)
+        return with_frozen(run, plan, model, cluster, train, costs, pricer)
     reference = read(plan.sync.policy).reference
     if reference:
         return _referenced(plan, model, cluster, train, costs, reference)

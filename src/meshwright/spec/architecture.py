@@ -35,6 +35,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         streams: the tokens that flow through layers, where there are several kinds or one that is not causal; layers
             name them by their index.
         max_seq_len: longest sequence that the configuration allows, in tokens, 0 = it does not say.
+        frozen: so many first layers are never trained (encoders of text and images before a diffusion model's network).
         numerics: constants that computing needs and costs do not.
         source: where the dimensions come from.
         unknown_fields: keys of the configuration that were not understood.
@@ -50,6 +51,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     head: msgspec.Struct
     max_seq_len: int
     streams: tuple[Stream, ...] = ()
+    frozen: int = 0
     numerics: Numerics = Numerics()
     source: str = ""
     unknown_fields: tuple[str, ...] = ()
@@ -89,7 +91,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def carried(self, layer: int) -> tuple[int, ...]:
         """Streams whose tokens pass from the layers before position `layer` (from 1) to that layer or one behind."""
-        made = {self.embedding.stream, *(self.block(i).stream for i in range(layer))}
+        entered = getattr(self.embedding, "beside", ())
+        made = {self.embedding.stream, *entered, *(self.block(i).stream for i in range(layer))}
         wanted = {s for i in range(layer, self.num_layers) for s in self.block(i).reads} | {self.head.stream}
         return tuple(sorted(made & wanted))
 
@@ -138,7 +141,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def learned_positions(self) -> int:
         """Rows of the table of positions of the tokens that end in the head."""
-        return self.tables[-1].positions if self.tables else 0
+        last = self.tables[-1] if self.tables else None
+        return last.positions if last is not None and last.stream == self.head.stream else 0
 
     @property
     def table_params(self) -> int:

@@ -99,6 +99,9 @@ class Denoise(msgspec.Struct, frozen=True, kw_only=True):
         if not maps and not isinstance(model.embedding, Latents):
             message = f"{model.name} denoises no images"
             help = "a diffusion transformer, such as dit-xl-2-256, or a U-Net, such as sdxl"
+            if model.frozen:
+                message = f"{model.name} has the encoders of texts and images that it is trained with"
+                help = "the network alone makes images: dit-xl-2-256, sd-2-1, or a config.json of the component"
             raise MeshwrightError.one("W019", message, place=f"model {model.name}", help=help)
         each = LATENT_PIXELS * (1 if maps else model.embedding.patch)
         least = max(flow.scale for flow in model.flows) if maps else each

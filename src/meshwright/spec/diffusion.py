@@ -26,6 +26,7 @@ class Latents(msgspec.Struct, frozen=True, kw_only=True):
         frequencies: numbers that a step is written in before its two products.
         frames: of a video, for each of which a fixed table has a row; 0 = images alone.
         stream: which tokens.
+        source: the stream of latents, where layers of the same model make them; -1 = they are what comes in.
     """
 
     channels: int
@@ -35,6 +36,12 @@ class Latents(msgspec.Struct, frozen=True, kw_only=True):
     frequencies: int = 256
     frames: int = 0
     stream: int = 0
+    source: int = -1
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """Streams that it needs."""
+        return (self.stream,) if self.source < 0 else (self.stream, self.source)
 
     @property
     def inner(self) -> int:

@@ -223,10 +223,11 @@ class Features(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Boundary(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a part of a model was cut from its neighbour: hidden states of a stream come in or go out, and nothing is
-    computed."""
+    """Where a part of a model was cut from its neighbour: hidden states of a stream come in or go out, and those of the
+    streams ``beside`` it that a later layer reads; nothing is computed."""
 
     stream: int = 0
+    beside: tuple[int, ...] = ()
 
     def norm_params(self, hidden: int) -> int:
         """Return 0, as there is no norm."""

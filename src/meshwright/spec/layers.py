@@ -226,6 +226,8 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
             MLPs found is read by all MLPs of the next block (Kraken, 2408.07802). 1 = there is one stream.
         stream: whose tokens pass.
         source: whose tokens `cross` reads.
+        locked: its parameters are not trained, and gradients pass it to layers before it that are (the up path of a
+            U-Net behind a ControlNet, 2302.05543).
     """
 
     attention: Attention | None = None
@@ -242,6 +244,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     ways: int = 1
     stream: int = 0
     source: int = 0
+    locked: bool = False
 
     @property
     def parts(self) -> tuple[msgspec.Struct, ...]:

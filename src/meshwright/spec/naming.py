@@ -37,6 +37,7 @@ SCHOOLS = {
     "features": "features",
     "dit": "dit",
     "latte": "dit",
+    "dit_pipeline": "dit",
 }
 #: Schools of classifiers of labelled samples.
 CLASSIFIERS = ("resnet", "vgg", "features")

@@ -14,13 +14,16 @@ _RANGE = re.compile(r"(\d{1,6})?:(\d{1,6})?")
 
 def part_of(model: Model, first: int, end: int) -> Model:
     """The layers `first` to `end` (without it, counted from 0) of a model, as a model. Where others come before or
-    after them, hidden states come in or go out in place of the embedding or the head."""
+    after them, hidden states come in or go out in place of the embedding or the head. Who cuts says what is frozen."""
     if (first, end) == (0, model.num_layers):
         return model
     blocks, pattern = stack(model.block(layer) for layer in range(first, end))
-    before = Boundary(stream=model.block(first - 1).stream) if first else model.embedding
+    before = model.embedding
+    if first:
+        own = model.block(first - 1).stream
+        before = Boundary(stream=own, beside=tuple(s for s in model.carried(first) if s != own))
     after = Boundary(stream=model.block(end - 1).stream) if end < model.num_layers else model.head
-    return msgspec.structs.replace(model, blocks=blocks, pattern=pattern, embedding=before, head=after)
+    return msgspec.structs.replace(model, blocks=blocks, pattern=pattern, embedding=before, head=after, frozen=0)
 
 
 def named_parts(model: Model) -> dict[str, tuple[int, int]]:

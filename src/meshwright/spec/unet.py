@@ -21,6 +21,7 @@ class TimedResidual(msgspec.Struct, frozen=True, kw_only=True):
     embedding of ``step`` numbers added between them; and what came in, through a 1x1 convolution where widths differ.
 
     Attributes:
+        step: width of the step's embedding, 0 = it is not told the step (an autoencoder's).
         groups: of the norms.
         stream: whose maps come in.
         skip: the stream of the path down whose maps are put beside them, -1 = none.
@@ -54,11 +55,12 @@ class TimedResidual(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def num_matrices(self) -> int:
         """Weight tensors of more than one dimension."""
-        return 3 + (self.shortcut is not None)
+        return 2 + bool(self.step) + (self.shortcut is not None)
 
     def num_params(self, hidden: int) -> int:
         """Parameters of convolutions, norms and the step's product."""
-        found = sum(one.num_params for one in self.convolutions) + (self.step + 1) * self.outputs
+        found = sum(one.num_params for one in self.convolutions)
+        found += (self.step + 1) * self.outputs if self.step else 0
         found += _VECTORS * (self.inputs + self.outputs)
         return found + (self.shortcut.num_params if self.shortcut is not None else 0)
 
@@ -107,6 +109,44 @@ class Resampling(msgspec.Struct, frozen=True, kw_only=True):
         return self.convolution.num_params
 
 
+class MapConvolution(msgspec.Struct, frozen=True, kw_only=True):
+    """One convolution between maps: the first and the last of an autoencoder's encoder, those that read a picture of
+    what an image shall look like, and those that add what they find to another network's maps (ControlNet, Zhang et
+    al., 2023, arXiv 2302.05543, whose weights begin at zero).
+
+    Attributes:
+        groups: of the group norm, with SiLU, before it; 0 = there is none.
+        silu: SiLU behind it.
+        reads_data: what comes in has no gradient.
+        stream: whose maps come in.
+    """
+
+    inputs: int
+    outputs: int
+    stream: int
+    kernel: int = 3
+    stride: int = 1
+    groups: int = 0
+    silu: bool = False
+    reads_data: bool = False
+
+    @property
+    def convolution(self) -> Convolution2d:
+        """The convolution."""
+        return Convolution2d(
+            inputs=self.inputs, outputs=self.outputs, kernel=self.kernel, stride=self.stride, bias=True
+        )
+
+    @property
+    def num_matrices(self) -> int:
+        """Weight tensors of more than one dimension."""
+        return 1
+
+    def num_params(self, hidden: int) -> int:
+        """Parameters of the convolution and the norm."""
+        return self.convolution.num_params + (_VECTORS * self.inputs if self.groups else 0)
+
+
 class LatentStem(msgspec.Struct, frozen=True, kw_only=True):
     """The first layer of a U-Net: a 3x3 convolution of the latents, and the two products of the step's embedding; of
     conditions beside the text (sizes and crops, and a pooled text: SDXL, 2307.01952) as many.
@@ -149,12 +189,13 @@ class LatentStem(msgspec.Struct, frozen=True, kw_only=True):
 
 class LatentNoise(msgspec.Struct, frozen=True, kw_only=True):
     """The last layer of a U-Net: a group norm, SiLU, a 3x3 convolution to the channels of the noise, and the squared
-    error of it."""
+    error of it. ``locked``: it is not trained, and gradients pass it (:class:`~meshwright.spec.layers.Block`)."""
 
     channels: int
     outputs: int
     groups: int
     stream: int
+    locked: bool = False
 
     @property
     def convolution(self) -> Convolution2d:

@@ -168,7 +168,9 @@ def _rules(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator
     yield from other(layout.zero > 0, "every peer holds its stage whole", "drop zero and fsdp")
     yield from other(bool(layout.shares) or bool(plan.kinds.mbs) or bool(plan.kinds.dtypes),
                      "peers get microbatches by their speed", "drop shares=, mbs= and dtypes=")  # fmt: skip
-    piped = plan.pipeline.schedule != "1f1b" or plan.pipeline.vpp > 1 or bool(plan.pipeline.fill)
+    piped = (
+        plan.pipeline.schedule != "1f1b" or plan.pipeline.vpp > 1 or bool(plan.pipeline.fill or plan.pipeline.filling)
+    )
     yield from other(
         piped, "peers do passes in the order in which they come", "drop the schedule, vpp and fill_layers="
     )
@@ -216,7 +218,9 @@ def _asked_rules(plan: Plan, model: Model, cluster: Cluster, train: Train) -> It
     yield from other(experts.ep == 1 and experts != usual, "peers take all tokens of experts that lie in their order",
                      "drop what is said of experts besides")  # fmt: skip
     yield from other(layout.zero > 0, "one rank has nobody to share its state with", "drop zero and fsdp")
-    yield from other(plan.pipeline.vpp > 1 or bool(plan.pipeline.fill), "there is no pipeline", "drop vpp and fill")
+    yield from other(
+        plan.pipeline.vpp > 1 or bool(plan.pipeline.fill), "there is no pipeline", "drop vpp and fill_layers="
+    )
     yield from other(memory.recompute != "none" or memory.portions > 1,
                      "a forward that is computed again would ask its peers again", "drop the recompute")  # fmt: skip
     yield from other(plan.offload.any, "what is asked of peers is not offloaded", "drop offload=")

@@ -20,6 +20,7 @@ from meshwright.plan.facet import (
     Form,
     count,
     divisors,
+    names,
     unrun,
     wrong,
 )
@@ -40,18 +41,23 @@ MOST_MICROBATCH, MOST_TOKENS, MOST_IMAGES = 32, 65536, 512
 SEARCHED = ("zb-auto", "zb-1p", "zb-2p")
 
 
+#: Where the passes of frozen layers go: before a step's own passes, into its waits, or there in parts of a microbatch.
+BEFORE, WAITS, PARTS = "before", "waits", "parts"
 #: Stages that may hold no layer: the first, of the embedding alone, and the last, of the head alone.
 ENDS = 2
 
 
 class Pipeline(msgspec.Struct, frozen=True, kw_only=True):
     """The pipeline facet of a plan: the schedule, the chunks that a rank holds (``vpp``), sequences per microbatch; the
-    first ``fill`` layers are frozen and run ahead of each step, in the waits of the step before."""
+    first ``fill`` layers are frozen and run ahead of each step, in the waits of the step before. ``filling`` says where
+    passes of frozen layers go, those that a model has of itself too: "" is the waits for ``fill`` and before the step
+    for a model's own."""
 
     schedule: str = "1f1b"
     vpp: int = 1
     microbatch: int = 1
     fill: int = 0
+    filling: str = ""
 
 
 def _stages(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
@@ -203,9 +209,10 @@ def _schedule_words(plan: Plan) -> list[str]:
 
 def _unexecutable(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic]:
     """Yield what the executor does not do with the words of this facet."""
-    if plan.pipeline.fill:
-        message = f"fill_layers={plan.pipeline.fill}: frozen layers in the waits of a pipeline are priced and not run"
-        yield unrun("P033", message, plan, "pipeline", f"fill = {plan.pipeline.fill}", fill=0)
+    if plan.pipeline.fill and not model.frozen:
+        why = "layers of text that are frozen are priced and not run in the waits of a pipeline"
+        message = f"fill_layers={plan.pipeline.fill}: {why}"
+        yield unrun("P033", message, plan, "pipeline", f"fill = {plan.pipeline.fill}", fill=0, filling="")
 
 
 FIELDS = (
@@ -249,6 +256,17 @@ FIELDS = (
         spelled=KEYED,
         place=135,
         decides=(STRUCTURE,),
+    ),
+    Field(
+        name="filling",
+        attribute="filling",
+        help="where passes of frozen layers go: before a step, into waits of the step before, or there in parts of a "
+        "microbatch",
+        form=names(BEFORE, WAITS, PARTS),
+        spelled=KEYED,
+        place=136,
+        decides=(STRUCTURE,),
+        domain=lambda model, cluster, train: (BEFORE, WAITS, PARTS) if model.frozen else ("",),
     ),
 )
 FACET = Facet(

@@ -135,6 +135,11 @@ def identity(model: Model) -> str:
     said = msgspec.to_builtins(model)
     for key in ("name", "source", "notes", "unknown_fields"):
         said.pop(key)
+    # as if there were no such fields: models that have nothing frozen keep their hash
+    usual = [(said, "frozen", 0), (said["embedding"], "source", -1)]
+    for some, key, value in (*usual, *((block, "locked", False) for block in said["blocks"])):
+        if some.get(key) == value:
+            some.pop(key)
     return hashlib.sha256(msgspec.json.encode(said, order="sorted")).hexdigest()[:16]
 
 

@@ -24,6 +24,7 @@ from meshwright.run.data.corpus import Batch, permute, sequences
 from meshwright.run.data.labelled import CLIENTS, HELD, INPUTS, LABELS, USUAL, LabelledMeta, read_meta
 from meshwright.spec.convolution import SQUARE
 from meshwright.spec.diffusion import Denoised, Latents, NoisyClasses
+from meshwright.spec.encoded import denoiser_of, image_channels, is_encoded
 from meshwright.spec.model import Model
 from meshwright.spec.vectors import FeatureVectors
 from meshwright.spec.workload import Train
@@ -258,8 +259,9 @@ def load(
 
 def _fitting(meta: LabelledMeta, train: Train, model: Model, place: str) -> tuple[SampleLayout, list[Diagnostic]]:
     """How samples are laid out, and D013 where that is not what a model reads."""
-    channels, side, film = model.embedding.channels, train.image, []
-    if isinstance(model.embedding, Latents):
+    own, side, film = model.embedding, train.image, []
+    channels = image_channels(model) if is_encoded(model) else own.channels
+    if isinstance(own, Latents):
         side = model.embedding.patch * isqrt(train.seq_len // max(1, train.frames))
         film = [train.frames] if train.frames else []
     if isinstance(model.embedding, FeatureVectors):
@@ -285,7 +287,7 @@ def _fitting(meta: LabelledMeta, train: Train, model: Model, place: str) -> tupl
 
 def _normalised(meta: LabelledMeta, model: Model, place: str) -> list[Diagnostic]:
     """D013 for means and deviations of another number of channels than a model reads."""
-    channels, found = model.embedding.channels, []
+    channels, found = image_channels(model) if is_encoded(model) else model.embedding.channels, []
     for key, values in (("mean", meta.mean), ("std", meta.std)):
         if len(values) not in (0, 1, channels):
             message = f"{key} is said of {len(values)} channels, and {model.name} reads {channels}"
@@ -297,7 +299,7 @@ def _normalised(meta: LabelledMeta, model: Model, place: str) -> list[Diagnostic
 def _labels(labels: NDArray[Any], model: Model, place: str) -> list[Diagnostic]:
     """D013 for labels that are no classes of a model, or no values."""
     latents, why = isinstance(model.head, Denoised), ""
-    rows = max(1, model.embedding.classes) - 1 if latents else model.head.rows
+    rows = max(1, denoiser_of(model).embedding.classes) - 1 if latents else model.head.rows
     if latents and not rows:
         return []
     tells = "knows" if latents else "tells"

@@ -68,12 +68,12 @@ class _Parts:
         found = self._known.get(core)
         if found is None:
             walk = self.walk
-            found = self._known[core] = CoreScope.of(walk.space, core, walk.model, walk.cluster, walk.train)
+            found = self._known[core] = CoreScope.of(walk.space, core, walk.trained, walk.cluster, walk.train)
         return found
 
     def together(self, point: tuple) -> bool:
         """Whether a point's parts go together."""
-        return legal(*point, self.of(point[0]).states, self.walk.model.num_layers)
+        return legal(*point, self.of(point[0]).states, self.walk.trained.num_layers)
 
     def size(self) -> int:
         """Legal points."""

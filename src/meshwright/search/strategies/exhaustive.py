@@ -96,7 +96,8 @@ def _shortened(walk: Walk, regions: Regions, ordered: Sequence[tuple[float, Core
             walk.reject(KERNELS, scope.size())
             continue
         rough, _, which = regions.glances.costs(scope.core, scope.inners)
-        share = even_share(regions, scope.core, rough)
+        frozen_s = walk.evaluator.frozen_s(scope.core, scope.inners)
+        share = even_share(regions, scope.core, rough) + frozen_s
         left = scope._replace(inners=scope.inners.take((share * (1 - ROUNDING) <= worth)[which]))
         walk.reject(LAYERS, scope.size() - left.size())
         if left.inners:
@@ -186,6 +187,10 @@ def _bounded(walk: Walk, regions: Regions, scope: CoreScope, *, reject: bool = T
         costs, paths_s, least = costs.rows(some), paths_s[some][:, pipelines], least[some][:, pipelines]
         exchanged = regions.exchanges.exchanged(scope.core, kept.inners, kept.states)
         bound_s, along_s = step_seconds(regions, kept, costs, paths_s, least, exchanged)
+        frozen_s = walk.evaluator.frozen_s(scope.core, kept.inners)
+        if frozen_s:  # some rank does its share of all work
+            whole_s = even_share(regions, scope.core, costs) + frozen_s
+            bound_s = np.maximum(bound_s, whole_s[:, None, None])
         legal = kept.legal()
         slow = legal & (bound_s * (1 - ROUNDING) > walk.worth_s)
         full = _full(walk, regions, kept, costs, legal & ~slow)

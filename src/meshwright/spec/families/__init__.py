@@ -16,6 +16,7 @@ from meshwright.spec.families import (
     gpt,
     hybrids,
     latent,
+    latent_diffusion,
     llama,
     mixed,
     mlp_hybrids,
@@ -95,6 +96,9 @@ READERS: dict[str, Callable[[ConfigReader], Model]] = {
     "resnet": convolutional.resnet,
     "vgg": convolutional.vgg,
     "unet": unet.unet,
+    "stable_diffusion": latent_diffusion.stable_diffusion,
+    "controlnet": latent_diffusion.controlnet,
+    "dit_pipeline": latent_diffusion.dit_pipeline,
     "features": vectors.feature_classifier,
     "dit": diffusion.dit,
     "latte": diffusion.latte,
@@ -148,6 +152,9 @@ _CLASSES = {
     **dict.fromkeys(("DiTTransformer2DModel", "Transformer2DModel"), "dit"),
     "LatteTransformer3DModel": "latte",
     "UNet2DConditionModel": "unet",
+    "StableDiffusionPipeline": "stable_diffusion",
+    "StableDiffusionControlNetPipeline": "controlnet",
+    "DiTPipeline": "dit_pipeline",
     "FeatureClassifier": "features",
 }
 _HEADS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
@@ -168,6 +175,9 @@ _OWN_HEADS = (
     "resnet",
     "vgg",
     "unet",
+    "stable_diffusion",
+    "controlnet",
+    "dit_pipeline",
     "features",
 )
 _OTHER_HEADS = ("ForMaskedLM", "ForPreTraining", "ForImageClassification", "Model")
