@@ -7,7 +7,7 @@ longer than the time that a token may take, in whole tiles of the matrix product
 from __future__ import annotations
 
 from meshwright.serving.batching import Iterate, Share
-from meshwright.simulate.serve_plain import iteration_seconds
+from meshwright.simulate.iteration_time import iteration_seconds
 from meshwright.simulate.served import Replica
 from meshwright.spec.requests import Requests
 

@@ -19,7 +19,8 @@ import numpy as np
 from meshwright.serving.batching import Iterate
 from meshwright.serving.engine_request import NewRequest
 from meshwright.serving.routing import Router
-from meshwright.simulate.serve_plain import IDLE, Clock, Took
+from meshwright.simulate.iteration_time import Took
+from meshwright.simulate.serve_plain import IDLE, Clock
 from meshwright.simulate.serve_pool import MOVES, ReplicaPool, RolesAlike
 from meshwright.simulate.served import Replica, ServedRequests
 from meshwright.spec.requests import Requests

@@ -16,9 +16,10 @@ import msgspec
 from meshwright.cost.part import OPERATIONS, STARTS, TRAFFIC, DevicePart
 from meshwright.serving.batching import Iterate
 from meshwright.serving.routing import Router
+from meshwright.simulate.iteration_time import Took, iteration_seconds
 from meshwright.simulate.iterations import IterationCosts
 from meshwright.simulate.partial import PartialCosts
-from meshwright.simulate.serve_plain import Clock, Took, iteration_seconds
+from meshwright.simulate.serve_plain import Clock
 from meshwright.simulate.serve_pool import MOVES, ReplicaPool, RolesAlike, shares_of
 from meshwright.simulate.served import Replica, ServedRequests
 from meshwright.spec.requests import Requests

@@ -19,8 +19,9 @@ from meshwright.serving.batching import Iterate, Share
 from meshwright.serving.borrowing import Borrow, Resized, spare_blocks
 from meshwright.serving.lending import BlockReport, LendingManager, Loans, Reported
 from meshwright.serving.routing import Router
+from meshwright.simulate.iteration_time import Took
 from meshwright.simulate.iterations import IterationCosts
-from meshwright.simulate.serve_plain import Clock, Took
+from meshwright.simulate.serve_plain import Clock
 from meshwright.simulate.serve_pool import ReplicaPool, RolesAlike, shares_of
 from meshwright.simulate.served import Replica, ServedRequests
 from meshwright.spec.requests import Requests
