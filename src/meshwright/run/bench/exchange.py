@@ -212,7 +212,7 @@ class _Unit(torch.nn.Module):
 
 
 def _collective(op: str, size: int, group: AxisGroup, pool: Operands) -> Callable[[], list[dist.Work]]:
-    """Return the start of a collective of `size` bytes as nccl-tests counts them, each time from and to other memory."""
+    """Return the start of a collective of `size` bytes as nccl-tests counts them, each time between other memory."""
     n = group.size
     whole, shard = (max(1, size // 4 // n) * n,), (max(1, size // 4 // n),)
 
