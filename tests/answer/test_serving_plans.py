@@ -99,7 +99,7 @@ def test_everything_that_is_wrong_with_a_plan_is_said_at_once():
     ("words", "said"),
     [
         ("rate=2,prompt=128,output=4,policy=orca", "bert-base generates no tokens, and 4 are asked for|output=1"),
-        ("rate=2,prompt=128,output=1", "policy=vllm-v1 may cut a prompt|static, orca or vllm-v0"),
+        ("rate=2,prompt=128,output=1", "policy=vllm-v1 may cut a prompt|static, orca, vllm-v0 or trtllm"),
     ],
 )
 def test_an_encoder_answers_in_one_pass_over_a_whole_prompt(words, said):

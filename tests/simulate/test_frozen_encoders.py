@@ -8,6 +8,7 @@ from meshwright.answer.flops import model_flops, step_flops
 from meshwright.cost import load_framework, standard
 from meshwright.errors import MeshwrightError
 from meshwright.graph import KIND
+from meshwright.plan import check
 from meshwright.search.find import find
 from meshwright.search.restrict import restricted
 from meshwright.search.space import default
@@ -122,3 +123,11 @@ def test_a_search_chooses_where_encoders_are_run_and_proves_it():
     words = [f"pp2 dp2 mb{mb} filling={way}" for mb in (4, 8) for way in ("before", "waits", "parts")]
     assert best.step_time_s == pytest.approx(min(predicted(one).step_time_s for one in words), rel=1e-9)
     assert best.plan.pipeline.filling in ("waits", "parts")
+
+
+@pytest.mark.parametrize(("words", "said"), [("tp2 pp2 mb2", "P011 P027"), ("cp2 pp2 mb2", "P027"), ("pp2 mb2", "")])
+def test_ranks_share_the_layers_of_an_encoder_as_its_kinds_allow(words, said):
+    """A diffusion transformer's heads are divided among ranks that cannot divide the convolutions in front of it."""
+    model = mw.load_model("dit-xl-2-256-with-encoder")
+    found = check(mw.parse_plan(words).on(4), model, CLUSTER, TRAIN)
+    assert {one.code for one in found} == set(said.split())

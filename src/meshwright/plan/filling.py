@@ -45,6 +45,11 @@ def trained_part(plan: Plan, model: Model) -> Model:
     return part_of(model, count, model.num_layers) if count < model.num_layers else model
 
 
+def frozen_part(plan: Plan, model: Model) -> Model:
+    """The layers that are frozen, as a model."""
+    return part_of(model, 0, num_frozen(plan, model))
+
+
 def rules(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
     """Yield P079 for everything that keeps a model's first layers from being run ahead of each step."""
     count, layout, found = num_frozen(plan, model), plan.layout, []

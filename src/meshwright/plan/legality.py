@@ -13,7 +13,7 @@ from meshwright.errors import Diagnostic
 from meshwright.plan.adversarial import RULES as ADVERSARIAL_RULES
 from meshwright.plan.facet import Field, wrong
 from meshwright.plan.facets import facets, fields
-from meshwright.plan.filling import nothing_frozen, num_frozen, trained_part, without_frozen
+from meshwright.plan.filling import frozen_part, nothing_frozen, num_frozen, trained_part, without_frozen
 from meshwright.plan.filling import rules as filling
 from meshwright.plan.layer_rules import RULES as LAYER_RULES
 from meshwright.plan.pool_rules import violations as several
@@ -46,10 +46,17 @@ def _filling(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterat
     if any(found := list(filling(plan, model, cluster, train))):
         yield from found
         return
-    for one in violations(without_frozen(plan), trained_part(plan, model), cluster, train):
+    own = without_frozen(plan)
+    for one in violations(own, trained_part(plan, model), cluster, train):
         if not one.code.startswith("W"):  # what the workload asks is asked of the whole model
             yield one
+    if model.frozen:  # layers of other kinds than those that are trained, on the same ranks
+        yield from (d for d in violations(own, frozen_part(plan, model), cluster, train) if d.code in SPLIT)
     yield from beyond_positions(model, train)
+
+
+#: Codes of layers that ranks cannot share as a plan says.
+SPLIT = ("P011", "P027")
 
 
 @cache
