@@ -8,7 +8,9 @@ P003``) is data in ``catalog/codes/``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 import msgspec
@@ -67,6 +69,34 @@ class Infeasible(MeshwrightError):
     """A legal question whose answer is no (does not fit in memory or power): exit code 1."""
 
     exit_code = 1
+
+
+#: Whoever is told what is odd about a legal question; nobody is, unless :func:`remarking` says so.
+_TOLD: ContextVar[Callable[[str], None] | None] = ContextVar("told", default=None)
+
+
+def remark(text: str) -> None:
+    """Tell whoever asked, if anybody listens, a line about a legal question that does not mean what it seems to."""
+    tell = _TOLD.get()
+    if tell is not None:
+        tell(text)
+
+
+@contextmanager
+def remarking(tell: Callable[[str], None]) -> Iterator[None]:
+    """While this lasts, `tell` gets every line that is remarked, each once."""
+    told: set[str] = set()
+
+    def once(text: str) -> None:
+        if text not in told:
+            told.add(text)
+            tell(text)
+
+    before = _TOLD.set(once)
+    try:
+        yield
+    finally:
+        _TOLD.reset(before)
 
 
 def unseparated(value: str) -> str:

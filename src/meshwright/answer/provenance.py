@@ -410,7 +410,7 @@ def warnings(
     out.append(_basis(costs, cluster))
     if model.unknown_fields:
         out.append(f"the model's configuration has keys that were not understood: {', '.join(model.unknown_fields)}")
-    out += [f"{model.name}: {note}" for note in model.notes]
+    out += [f"{model.name}: {note}" for note in model.notes] + list(cluster.notes)
     words = usual_words(costs.framework, plan)
     if words:
         out.append(

@@ -142,7 +142,7 @@ def predict_serving(
         usage=usage(model, cluster, plan, made, shares, served) if detail else None,
         memory=memory,
         assumptions=assumptions(profile, costs, model, serve),
-        warnings=(*otherwise(plan), *warnings(metrics, serve, shares, model), *of_others),
+        warnings=(*otherwise(plan), *warnings(metrics, serve, shares, model, cluster), *of_others),
         timeline=replicas_over_time(shares, served, plan, cluster, who) if detail else Timeline.bare(identity=who),
         identity=who,
         beside=together.beside() if isinstance(together, SharedReplicas) else (),

@@ -67,7 +67,7 @@ def predict_peers(
         attribution=causes,
         memory=memory,
         assumptions=(*assumptions(profile, costs, model, serve), layers, client),
-        warnings=warnings(metrics, serve, shares, model),
+        warnings=warnings(metrics, serve, shares, model, cluster),
         timeline=replicas_over_time(shares, served, plan, cluster, who) if detail else Timeline.bare(identity=who),
         identity=who,
     )

@@ -133,7 +133,7 @@ def predict_pools(
         usage=_usage(model, pools, found, requests) if detail else None,
         memory=memory,
         assumptions=assumptions(profile, costs, model, serve),
-        warnings=warnings(metrics, serve, [requests], model),
+        warnings=warnings(metrics, serve, [requests], model, cluster),
         timeline=_timeline(requests, found, pools, who) if detail else Timeline.bare(identity=who),
         identity=who,
         pools=served,

@@ -94,9 +94,11 @@ def assumptions(profile: EngineProfile, costs: Costs, model: Model, serve: Serve
     return found + tuple(Assumption("requests", said, source) for said, source in serve.origins().items())
 
 
-def warnings(metrics: ServingMetrics, serve: Serve, shares: list[Requests], model: Model) -> tuple[str, ...]:
+def warnings(
+    metrics: ServingMetrics, serve: Serve, shares: list[Requests], model: Model, cluster: Cluster
+) -> tuple[str, ...]:
     """Return what whoever reads the answer should know."""
-    found = [f"{model.name}: {note}" for note in model.notes]
+    found = [f"{model.name}: {note}" for note in model.notes] + list(cluster.notes)
     for longest in sorted({one.longest for one in (serve, *serve.clients) if one.longest}):
         found.append(f"requests with more than {longest:,} tokens are left out (longest=)")
     found += _idle_policies(serve, shares)

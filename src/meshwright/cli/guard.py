@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, remarking
 
 FORMAT_VERSION = 1
 INTERRUPTED, BROKEN_PIPE, INTERNAL, UNWRITTEN = 130, 141, 70, 74
@@ -31,7 +31,8 @@ def guarded(command: Callable[[], int], *, as_json: bool) -> int:
 
     JsonOutput.printed = False
     try:
-        code = command()
+        with remarking(lambda text: print(f"note: {text}", file=sys.stderr)):
+            code = command()
         sys.stdout.flush()
         return code
     except MeshwrightError as error:

@@ -14,13 +14,14 @@ from pathlib import Path
 import msgspec
 
 from meshwright import catalog
-from meshwright.errors import Diagnostic, MeshwrightError, a_folder, nearest
+from meshwright.errors import Diagnostic, MeshwrightError, a_folder, nearest, remark
 from meshwright.spec import cluster_file as file
 from meshwright.spec import cluster_names as short
 from meshwright.spec.cluster_names import NodeType
 from meshwright.spec.cluster_template import commented
 from meshwright.spec.cluster_tree import Cluster, Island
 from meshwright.spec.hardware import Device, Efficiency, Level, Node, source_of
+from meshwright.spec.unused_words import unused
 
 __all__ = [
     "Cluster",
@@ -48,13 +49,22 @@ AT_HAND = ("cpu", "localhost", "local", "laptop", "thispc")
 
 def load(text: str) -> Cluster:
     """The cluster a text names: a ``.toml`` path, a catalog name, or a short name such as ``64xh100`` or
-    ``4x4xa100,25gbe``. Its own name is the text in its usual spelling: ``64xh100`` for ``64 x H100``.
+    ``4x4xa100,25gbe``. Its own name is the text in its usual spelling: ``64xh100`` for ``64 x H100``. Words that
+    change nothing are its notes, and remarked.
 
     Raises:
         MeshwrightError: C001 unknown name, C002 no short name, C003 counts that fill no node, C013 to C015
             words that contradict each other or are unknown and too many devices, C004 to C009 and C012 for what is
             wrong in a file.
     """
+    found = read(text)
+    for note in found.notes:
+        remark(note)
+    return found
+
+
+def read(text: str) -> Cluster:
+    """The cluster a text names, as :func:`load` gives it, whose notes are not remarked."""
     text = text.strip()
     if text.lower().endswith(".toml"):
         return from_toml(file.read(Path(text)), place=text)
@@ -70,7 +80,8 @@ def load(text: str) -> Cluster:
     if wrong:
         raise a_folder(text, "C004", ".toml") or MeshwrightError(wrong)
     short.bounded(sum(island.num_devices for island in islands), text, "")
-    return short.join(" + ".join(t.text for t in terms), tuple(islands), tuple(t.words for t in terms))
+    found = short.join(" + ".join(t.text for t in terms), tuple(islands), tuple(t.words for t in terms))
+    return msgspec.structs.replace(found, notes=tuple(unused(terms, found)))
 
 
 def _kind_of(name: str) -> str:

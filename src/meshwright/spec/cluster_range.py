@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
-from meshwright.errors import MeshwrightError
-from meshwright.spec.cluster import Cluster, load
+from meshwright.errors import MeshwrightError, remark
+from meshwright.spec.cluster import Cluster, load, read
 
 #: Clusters in one question.
 MOST = 64
@@ -38,7 +38,7 @@ def load_all(text: str) -> tuple[tuple[str, Cluster], ...]:
         counts = sorted({int(count) for count in listed["counts"].split(",")})
         if counts[0] < 1 or len(counts) > MOST:
             raise _unreadable(text)
-        return _each(counts, listed["rest"])
+        return _remarked(_each(counts, listed["rest"]))
     match = _DOUBLING.fullmatch(text)
     if match is None or not 0 < int(match["first"]) < int(match["last"]):
         raise _unreadable(text)
@@ -54,7 +54,15 @@ def load_all(text: str) -> tuple[tuple[str, Cluster], ...]:
         count *= 2
         if len(between) + 2 > MOST:
             raise _unreadable(text)
-    return (ends[0], *between, ends[1])
+    return _remarked((ends[0], *between, ends[1]))
+
+
+def _remarked(clusters: tuple[tuple[str, Cluster], ...]) -> tuple[tuple[str, Cluster], ...]:
+    """The same clusters; words that change nothing are remarked where they do so in every one of them."""
+    if all(cluster.notes for _, cluster in clusters):
+        for note in clusters[0][1].notes:
+            remark(note)
+    return clusters
 
 
 def _each(counts: list[int], rest: str) -> tuple[tuple[str, Cluster], ...]:
@@ -62,7 +70,7 @@ def _each(counts: list[int], rest: str) -> tuple[tuple[str, Cluster], ...]:
     found, wrong = [], []
     for count in counts:
         try:
-            found.append((f"{count}x{rest}", load(f"{count}x{rest}")))
+            found.append((f"{count}x{rest}", read(f"{count}x{rest}")))
         except MeshwrightError as error:
             wrong += [d for d in error.diagnostics if (d.code, d.message) not in [(w.code, w.message) for w in wrong]]
     if wrong:
@@ -74,7 +82,7 @@ def _whole(count: int, above: int, rest: str) -> tuple[int, Cluster] | None:
     """The largest cluster of at most `count` and more than `above` that fills whole nodes."""
     for fewer in range(count, above, -1):
         try:
-            return fewer, load(f"{fewer}x{rest}")
+            return fewer, read(f"{fewer}x{rest}")
         except MeshwrightError:
             continue
     return None

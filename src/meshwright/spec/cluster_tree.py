@@ -59,6 +59,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         price_usd_hour: price of the whole cluster for one hour; None: the sum over its devices.
         mtbf_hours: hours between unexpected interruptions of a job on the whole cluster; None: from the devices.
         power_limit_w: what the site can deliver to devices and hosts, overhead included; None: no limit is known.
+        notes: what was said of the cluster and changes nothing.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     mtbf_hours: float | None = None
     power_limit_w: float | None = None
     sources: dict[str, str] = {}
+    notes: tuple[str, ...] = ()
 
     @property
     def num_devices(self) -> int:
