@@ -156,6 +156,11 @@ def _write_files(scaling: Scaling, given: Any, ask: AskedCurve) -> None:
 
         save(chosen.prediction.plan, given.save, ask.saved(chosen.text, given.save))
         note(f"wrote {given.save} for {chosen.text}: meshwright predict {given.save} says more")
+    if chosen is not None:
+        from meshwright.cli.next_steps import after_search, training_engines
+
+        engines = training_engines(ask.model, chosen.cluster, ask.train, chosen.prediction.plan)
+        note(after_search(given.save, engines, given.for_.partition(",")[0].strip()))
     if given.report:
         from meshwright.report.scaling_html import write
 

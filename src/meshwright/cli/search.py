@@ -291,16 +291,8 @@ def _cell(value: Any) -> str:
 
 
 def _write_files(found: Found, given: SearchOptions, ask: scaling.AskedCurve) -> None:
-    if given.save and found.best:
-        from meshwright.plan.toml import save
-
-        pick = found.best[0].plan if given.pick == "fastest" or not found.recommended else found.recommended.plan
-        which = "the fastest plan" if pick == found.best[0].plan else "the recommended plan (--pick fastest: the other)"
-        save(pick, given.save, ask.saved(ask.curves[0].text, given.save))
-        note(f"wrote {given.save}, {which}: meshwright predict {given.save} says more")
-        if engine := given.for_.partition(",")[0].strip():
-            then = f"run {given.save}" if engine == "meshwright" else f"export {given.save} --to {engine}"
-            note(f"next: meshwright {then}")
+    if found.best:
+        _say_next(found, given, ask)
     if given.report:
         from meshwright.report.search_html import write
 
@@ -311,3 +303,23 @@ def _write_files(found: Found, given: SearchOptions, ask: scaling.AskedCurve) ->
 
         figure(found).write(given.plot)
         note(f"wrote {given.plot}")
+
+
+def _say_next(found: Found, given: SearchOptions, ask: scaling.AskedCurve) -> None:
+    """Save the plan that was asked for, and say what follows: training it, or a configuration of an engine."""
+    from meshwright.cli.next_steps import after_search, training_engines
+
+    pick = found.best[0].plan if given.pick == "fastest" or not found.recommended else found.recommended.plan
+    if given.save:
+        from meshwright.plan.toml import save
+
+        which = "the fastest plan" if pick == found.best[0].plan else "the recommended plan (--pick fastest: the other)"
+        save(pick, given.save, ask.saved(ask.curves[0].text, given.save))
+        note(f"wrote {given.save}, {which}: meshwright predict {given.save} says more")
+    cluster = ask.curves[0].clusters[0][1]
+    note(after_search(given.save, training_engines(ask.model, cluster, ask.train, pick), _engine(given)))
+
+
+def _engine(given: SearchOptions) -> str:
+    """The first engine that was asked for."""
+    return given.for_.partition(",")[0].strip()

@@ -94,6 +94,12 @@ def search_served(question: Question, given: Any, wrong: list[Diagnostic]) -> in
         note(f"wrote {given.report}")
     if given.save and found.best:
         _save(found, ask, given.save)
+    if found.best:
+        from meshwright.cli.next_steps import after_search, serving_engines
+
+        best = found.best[0]
+        engines = serving_engines(ask.model, best.cluster, best.prediction.serve, best.prediction.plan, ask.requests)
+        note(after_search(given.save, engines))
     if found.good:
         return 0 if day is None or day.good else 1
     return INTERRUPTED if found.stopped else 1

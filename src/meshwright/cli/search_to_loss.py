@@ -66,6 +66,11 @@ def search_to_loss(given: Any, ask: AskedCurve, said: Any) -> int:
         save(answer.best.plan, given.save, ask.saved(ask.curves[0].text, given.save))
         note(f"wrote {given.save}: meshwright predict {given.save} says more")
     if answer.best is not None:
+        from meshwright.cli.next_steps import after_search, training_engines
+
+        engines = training_engines(*asked, answer.best.plan)
+        note(after_search(given.save, engines, given.for_.partition(",")[0].strip()))
+    if answer.best is not None:
         return 0 if answer.found.best[0].prediction.fits else 1
     return INTERRUPTED if answer.stopped else 1
 
