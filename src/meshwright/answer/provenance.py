@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from meshwright import schedules
+from meshwright.answer.exchange_shares import exchange_shares
 from meshwright.answer.feature_maps import convolution_assumptions
 from meshwright.answer.prediction import Assumption
 from meshwright.cost import Costs, Framework, measured
@@ -121,6 +122,7 @@ def assumptions(
     out += fabric(cluster)
     out += collectives(lowered, costs)
     f = costs.framework
+    out += exchange_shares(lowered, f)
     out.append(
         Assumption(
             f"framework profile {f.name!r}",
@@ -244,7 +246,8 @@ def collectives(lowered: Lowered, costs: Costs) -> list[Assumption]:
             sent = f"{work.num_bytes / 2**20:.4g} MiB over {work.group.size} ranks at "
             sent += f"{work.num_bytes / price.seconds / 1e9:.4g} GB/s"
         else:
-            sent = f"{work.num_bytes:.4g} bytes over {work.group.size} ranks in {price.seconds * 1e6:.3g} us"
+            kib = f"{work.num_bytes / 1024:.4g} KiB" if work.num_bytes >= 1024 else f"{work.num_bytes:.4g} bytes"
+            sent = f"{kib} over {work.group.size} ranks in {seconds(price.seconds)}"
         value = f"{work.op} of {sent}"
         out.append(
             Assumption(
