@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 from meshwright import serving
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, remarking
 from meshwright.serving.cache import CacheRules
 from meshwright.serving.speculative import Drafts
 from meshwright.simulate.guessing import Guesses
-from meshwright.simulate.serve import simulate
+from meshwright.simulate.serve import SLOWLY, simulate
 from meshwright.simulate.serve_loop import serve_loop
 from meshwright.simulate.serve_pool import served_alone
 from meshwright.simulate.served import GAP_EDGES, HostTimes
@@ -253,3 +253,17 @@ def test_who_waits_for_a_full_cache_of_shared_prefixes_ends_a_run_of_equal_itera
     one = replica("vllm-v1", COSTS, blocks=blocks, budget=budget)
     one = msgspec.structs.replace(one, rules=CacheRules(prefix=True, unit=16))
     assert served_alone(one, asked).end_s == pytest.approx(plainly(one, asked).end_s, rel=1e-9)
+
+
+def test_many_requests_outside_of_the_compiled_loop_are_said_to_take_long(monkeypatch):
+    told = []
+    monkeypatch.setattr("meshwright.simulate.serve.PATIENCE_TOKENS", 10)
+    one = replica("vllm-v1")
+    ngram = Guesses(policy=serving.get("speculation", "speculative"), accept=0.6, draft=None)
+    slow = msgspec.structs.replace(one, drafts=Drafts(count=3), guessing=ngram)
+    with remarking(told.append):
+        simulate(one, requests((0.0, 8, 20)))
+        simulate(slow, requests((0.0, 8, 9)))
+        assert one.compiled and not slow.compiled and told == []
+        simulate(slow, requests((0.0, 8, 20)))
+    assert told == [SLOWLY] and "requests=1000" in SLOWLY

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, remark
 from meshwright.serving.routing import Router
 from meshwright.simulate.front_line import FRONTS
 from meshwright.simulate.loop_tables import tables_of
@@ -27,6 +27,13 @@ from meshwright.simulate.serve_pool import served_alone as plainly
 from meshwright.simulate.served import GAP_EDGES, MOST_SAMPLES, SPENT, Replica, ServedRequests
 from meshwright.spec.requests import Requests
 
+#: Tokens of a replica's answers above which one that is not simulated by the compiled loop takes some ten seconds.
+PATIENCE_TOKENS = 500_000
+SLOWLY = (
+    "this policy or speculation is simulated iteration by iteration in Python, which takes a minute for some ten "
+    "thousand requests: requests=1000 among the words of --serve is soon answered"
+)
+
 
 def simulate(replica: Replica, requests: Requests) -> ServedRequests:
     """Return what becomes of requests that one replica serves, as their clients see it.
@@ -36,6 +43,8 @@ def simulate(replica: Replica, requests: Requests) -> ServedRequests:
     """
     refuse_oversized(replica, requests)
     alone = plainly if not replica.compiled or len(requests.after) or len(requests.needed) else serve_fast
+    if alone is plainly and int(requests.output.sum()) > PATIENCE_TOKENS:
+        remark(SLOWLY)
     return alone(replica, requests).seen(requests, replica.host)
 
 
