@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from meshwright import catalog
 from meshwright.errors import MeshwrightError, nearest
 
 #: The files of this package that define policies, by axis, each as ``POLICY``: a new one is a file and its name here.
@@ -57,9 +58,10 @@ def get(axis: str, name: str) -> Any:
     found = policies(axis).get(name)
     place = f"--serve {WORDS.get(axis, axis)}={said}"
     if found is None:
-        raise MeshwrightError.one(
-            "W013", f"no {axis} policy {name!r}", place=place, help=nearest(name, list(names(axis)))
-        )
+        help = nearest(name, list(names(axis)))
+        if axis == "batching" and name.lower() in catalog.names("engines"):
+            help = f"engine={name.lower()} has that software's times, beside a policy; {help}"
+        raise MeshwrightError.one("W013", f"no {axis} policy {name!r}", place=place, help=help)
     if not number:
         return found
     if not hasattr(found, "number"):
