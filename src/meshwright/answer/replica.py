@@ -96,7 +96,7 @@ def built(
         "batch": batch,
         "context": int(length.max()),
     }
-    key = (one, serve.engine.kv, forward.shared, *most.values())
+    key = (one, serve.engine.kv, forward.shared, split, *most.values())
     table = None if tables is None else tables.get(key)
     if table is None and profile.iterations:
         times = profile.published(model.name, device.name, one.layout.tp)
