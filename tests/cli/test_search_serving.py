@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from meshwright.cli import main
 
 BASE = ["search", "llama3-8b", "--on", "2xh100", "--fix", "policy=vllm-v1", "--fix", "budget=0"]
@@ -77,3 +79,21 @@ def test_wrong_rates_are_refused(capsys):
     closed = "concurrency=4,prompt=8,output=8,requests=10"
     assert main([*BASE, "--serve", closed, "--slo", "ttft=1s", "--rates", "1"]) == 2
     assert "come at no rate" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("strategy", ["distserve-low", "distserve-high"])
+def test_halves_that_are_placed_apart_are_saved_with_their_question(strategy, capsys, tmp_path):
+    path = str(tmp_path / "plan.toml")
+    asked = ["search", "llama3-8b", "--on", "2xh100", "--serve", "rate=1,prompt=200,output=20,requests=40"]
+    assert main([*asked, "--slo", "ttft=500ms,tpot=50ms@p90", "--strategy", strategy, "--save", path]) == 0
+    said = capsys.readouterr()
+    assert "Answers alone" in said.out and f"wrote {path}" in said.err and "next:" in said.err
+    assert main(["predict", path]) == 0
+    assert "prefill->decode:kv" in capsys.readouterr().out
+
+
+def test_a_strategy_of_training_is_refused_with_those_of_serving(capsys):
+    assert (
+        main(["search", "llama3-8b", "--on", "2xh100", "--serve", WORDS, "--slo", "ttft=1s", "--strategy", "beam"]) == 2
+    )
+    assert "say distserve-high or distserve-low" in capsys.readouterr().err

@@ -142,7 +142,8 @@ def loads(text: str, path: str) -> Question:
     check_version(table.pop("format_version", None), path)
     tables = [key for key, value in table.items() if isinstance(value, dict)]
     if tables and "plan" not in table:  # the file is a plan file too, and says what is wrong with it as one
-        table = {key: value for key, value in table.items() if key not in tables} | {"plan": Path(path).name}
+        of_plan = [*tables, *(["links"] if "pools" in tables else [])]
+        table = {key: value for key, value in table.items() if key not in of_plan} | {"plan": Path(path).name}
     table |= {key: str(table[key]) for key in GOAL if _is_number(table.get(key))}
     wrong = [
         _wrong(key, value, path)

@@ -94,7 +94,9 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
     ) = ""
     robust: options.switch("Recommend the plan that loses least in the worst draw of what is unknown.") = False
     runnable: options.switch("Only plans that an engine of --for, or run, can run, as they are.") = False
-    strategy: options.text("NAME", "exhaustive (default), beam or anneal.") = ""
+    strategy: options.text(
+        "NAME", "exhaustive (default), beam or anneal; with --serve distserve-high or distserve-low."
+    ) = ""
     objective: options.text(
         "NAME", "step, cost, energy, time-to-loss; with --serve: devices, cost, goodput, throughput, e2e."
     ) = ""

@@ -16,6 +16,7 @@ from meshwright.cli.serving import bounded
 from meshwright.errors import Diagnostic, MeshwrightError
 
 if TYPE_CHECKING:
+    from meshwright.plan import Plan
     from meshwright.search.serving.day import DayPlanned
     from meshwright.search.serving.found import ServingFound
     from meshwright.search.serving.walk import ServingWalk
@@ -121,13 +122,15 @@ def _split(ask: AskedServing, given: Any) -> int:
     else:
         render(found, console())
     best = next((one for one in found.placements if one.plan), None)
-    if given.save and best:
-        from meshwright.atomic import write_bytes
+    if best:
+        from meshwright.cli.next_steps import after_search, serving_engines
         from meshwright.plan import parse
-        from meshwright.plan.toml import dump
 
-        write_bytes(given.save, dump(parse(best.plan)).encode())
-        note(f"wrote {given.save}")
+        plan = parse(best.plan)
+        if given.save:
+            _write(plan, ask.on[0], ask.serve, ask, given.save)
+        engines = serving_engines(ask.model, ask.clusters[0], ask.serve, plan, ask.requests)
+        note(after_search(given.save, engines))
     return 0 if found.good else 1
 
 
@@ -255,13 +258,16 @@ def _day(ask: AskedServing, found: ServingFound) -> DayPlanned:
 
 
 def _of_training(given: Any) -> list[Diagnostic]:
-    """X004 for options that are of training alone."""
+    """X004 for options that are of training alone; of a strategy with those that are of serving."""
+    from meshwright.search.serving.split import STRATEGIES
+
+    instead = {"strategy": f"say {' or '.join(STRATEGIES)} to place prefill and decode apart, or drop it"}
     return [
         Diagnostic(
             code="X004",
-            message=f"--{name.rstrip('_')} is of training",
+            message=f"--{name.rstrip('_')}{f' {given.strategy}' if name in instead else ''} is of training",
             place="meshwright search --serve",
-            help="drop it, or drop --serve",
+            help=instead.get(name, "drop it, or drop --serve"),
         )
         for name in OF_TRAINING
         if getattr(given, name)
@@ -303,11 +309,16 @@ def progress(walk: ServingWalk) -> None:
 
 def _save(found: ServingFound, ask: AskedServing, path: str) -> None:
     """Write the best plan as a plan file with its question."""
-    from meshwright.plan.toml import save
-
     best = found.best[0]
     on = ask.on[0] if len(ask.on) == 1 and len(found.clusters) == 1 else best.cluster.name
-    said = {"model": ask.question.model, "on": on, "serve": best.prediction.serve.text()}
+    _write(best.prediction.plan, on, best.prediction.serve, ask, path)
+
+
+def _write(plan: Plan, on: str, serve: Serve, ask: AskedServing, path: str) -> None:
+    """Write a plan file with its question, on the cluster of those texts."""
+    from meshwright.plan.toml import save
+
+    said = {"model": ask.question.model, "on": on, "serve": serve.text()}
     texts = {field: path_of(text, ask.question.base) for field, text in said.items()}
-    save(best.prediction.plan, path, {field: beside(text, path) for field, text in texts.items()})
+    save(plan, path, {field: beside(text, path) for field, text in texts.items()})
     note(f"wrote {path}: meshwright predict {path} says more")
