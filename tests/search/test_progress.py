@@ -38,3 +38,13 @@ def test_what_is_known_of_plans_is_said_once_some_are_evaluated():
     walk.tried[()] = Tried(None, 1.0, -1.0)
     assert line(walk).startswith("a plan to recommend: 1 of 10 plans, 1 evaluated (")
     assert line(walk).endswith("nothing fits yet")
+
+
+def test_no_time_left_is_said_while_plans_of_the_space_are_still_being_counted():
+    walk = Walk(default(*ASKED), Evaluator(*ASKED))
+    walk.covers(1_000_000)
+    walk.rejected["slower"] = 250_000
+    walk.started = monotonic() - 40.0
+    assert "left" not in line(walk)
+    walk.grown_s -= 3.0
+    assert "about 120." in line(walk)

@@ -16,7 +16,8 @@ SURE_S, SURE = 2.0, 0.1
 
 def line(walk: Walk) -> str:
     """``12.3M of 50.5M plans, 240 evaluated (3.1M plans/s), best 4.969 s, about 8 s left``."""
-    elapsed = max(1e-9, monotonic() - walk.started)
+    now = monotonic()
+    elapsed = max(1e-9, now - walk.started)
     done = min(walk.rejected.total() + len(walk.tried), walk.covered)
     rate = done / elapsed
     parts = [f"{walk.what}{big(done)} of {big(walk.covered)} plans, {len(walk.tried)} evaluated ({big(rate)} plans/s)"]
@@ -24,6 +25,7 @@ def line(walk: Walk) -> str:
         parts.append(f"best {seconds(walk.best_s)}")
     elif walk.tried:
         parts.append("nothing fits yet")
-    if elapsed > SURE_S and SURE * walk.covered < done < walk.covered:
+    counted = now - walk.grown_s > SURE_S  # else more plans than those so far are to come
+    if elapsed > SURE_S and counted and SURE * walk.covered < done < walk.covered:
         parts.append(f"about {seconds((walk.covered - done) / rate)} left")
     return ", ".join(parts)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from functools import cached_property
+from time import monotonic
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -106,6 +107,8 @@ class Walk(ShownWalk):
         self._plans: dict[Plan, Evaluated] = {}
         self.rejected: Counter[str] = Counter()
         self.covered = self.bounded = 0
+        #: When plans of the space were counted last: until all are, nobody knows how much is left.
+        self.grown_s = -np.inf
         self.stop = StopFlag()
         self.ended = False
         #: What this walk is for, where it is not the search itself.
@@ -194,6 +197,7 @@ class Walk(ShownWalk):
 
     def covers(self, count: int) -> None:
         self.covered += count
+        self.grown_s = monotonic()
         self._tick()
 
     def bounds(self, count: int) -> None:
