@@ -227,6 +227,9 @@ def test_a_head_for_tokens_further_ahead_is_one_more_layer():
         asked(said, model="deepseek-v3", on="8xh200", plan="tp8 ep8 fp8")
         for said in (words, words + ",draft=mtp,guesses=1,accept=0.85")
     )
+    assert any("trained head for tokens further ahead" in one for one in ahead.warnings) and not any(
+        "trained head" in one for one in plain.warnings
+    )
     # 1.85 tokens a round of one verified guess, which takes the head's layer of 61 and a second row besides
     assert 1.4 < plain.metrics.tpot_s.mean / ahead.metrics.tpot_s.mean < 1.85
     # a layer of experts: 256 of 3 x 7168 x 2048 over 8 ranks in fp8; attention and the shared expert; two joined states

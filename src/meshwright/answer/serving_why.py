@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from meshwright import serving
+from meshwright.answer.drafting import HEAD
 from meshwright.answer.prediction import Assumption, RankMemory
 from meshwright.answer.replica import wanted_s
 from meshwright.answer.serving_answer import ServingMetrics, ServingPrediction
@@ -101,6 +102,11 @@ def warnings(
     found = [f"{model.name}: {note}" for note in model.notes] + list(cluster.notes)
     for longest in sorted({one.longest for one in (serve, *serve.clients) if one.longest}):
         found.append(f"requests with more than {longest:,} tokens are left out (longest=)")
+    if serve.engine.draft == HEAD:
+        found.append(
+            f"draft={HEAD} takes {model.name} to have a trained head for tokens further ahead, one more layer: whether "
+            "its weights have one is not known here"
+        )
     found += _idle_policies(serve, shares)
     if any(len(share.hashes) for share in shares) and not serve.engine.prefix_cache:
         found.append("prompts begin alike, and every one is computed whole: prefix_cache=yes keeps what they share")
