@@ -97,3 +97,13 @@ def test_a_strategy_of_training_is_refused_with_those_of_serving(capsys):
         main(["search", "llama3-8b", "--on", "2xh100", "--serve", WORDS, "--slo", "ttft=1s", "--strategy", "beam"]) == 2
     )
     assert "say distserve-high or distserve-low" in capsys.readouterr().err
+
+
+def test_what_loses_to_another_engine_setting_is_said_to_keep_the_objectives(capsys):
+    two = ["search", "llama3-8b", "--on", "1xh100", "--fix", "policy=vllm-v1,vllm-v0", "--fix", "budget=0"]
+    assert main([*two, "--serve", WORDS, "--slo", "ttft=500ms,tpot=50ms@p90", "--json"]) == 0
+    whys = [row["why"] for row in json.loads(capsys.readouterr().out)["losers"]]
+    assert any(why.startswith("keeps the objectives, its worst latency at ") and "; vllm-v" in why for why in whys)
+    assert main([*two, "--serve", WORDS, "--slo", "ttft=500ms,tpot=50ms@p90"]) == 0
+    said = capsys.readouterr().out
+    assert " 1 device  " in said and "1 devices" not in said

@@ -156,7 +156,7 @@ def _front(found: ServingFound, page: Page) -> None:
 def valued(name: str, value: float) -> str:
     """Return a value of the front with its unit."""
     if name == "devices":
-        return f"{value:g} devices"
+        return f"{value:g} device{'s' if value != 1 else ''}"
     if name == "cost":
         return f"${value:.4g}/h"
     return f"{value:,.4g} {FRONT[name]}" if name in MORE else f"{FRONT[name]} {latency(value)}"

@@ -78,10 +78,12 @@ def _least(walk: ServingWalk, chosen: list[Chosen], top: int, key: Callable, uni
             met[family] = level[0]
             for other in some[1:]:
                 ratio, least = walk.judged[other].ratio, walk.judged[some[0]].ratio
+                best = some[0].engine
+                better = best.policy + (f",budget={best.budget}" if best.budget else "")
                 walk.lose(
                     other,
                     ROOM,
-                    f"its worst latency is {ratio:.0%} of the bound, with {some[0].engine.policy} {least:.0%}",
+                    f"keeps the objectives, its worst latency at {ratio:.1%} of the bound; {better} is at {least:.1%}",
                 )
             order = (level, walk.judged[some[0]].ratio, _plainness(some[0]))
             why = f"keeps the objectives with {level[0]:g} {unit}"
