@@ -3,6 +3,7 @@ predicted to hold."""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,14 +41,17 @@ def without_room(prediction: Prediction, device: str) -> list[Diagnostic]:
     fullest = max(prediction.memory, key=_tensors)
     # ranks on a processor fill one memory together: there their mean counts
     gpus = on_gpus(device)
-    mean = sum(one.multiplicity * _tensors(one) for one in prediction.memory) / ranks
-    needed = _tensors(fullest) if gpus else mean
+    counted = [(fullest, 1)] if gpus else [(one, one.multiplicity) for one in prediction.memory]
+    kinds: Counter[str] = Counter()
+    for one, times in counted:
+        kinds.update({name: size * times / (1 if gpus else ranks) for name, size in _kinds(one).items()})
+    needed = sum(kinds.values())
     if needed <= there:
         return []
-    held = sorted(((size, name) for name, size in _kinds(fullest).items()), reverse=True)[:3]
-    what = ", ".join(f"{name} {gibibytes(size)}" for size, name in held)
+    what = ", ".join(f"{name} {gibibytes(size)}" for name, size in kinds.most_common(3))
     where = "its GPU has" if gpus else f"its share of this machine's free memory, with {ranks} ranks, is"
-    message = f"a rank is predicted to hold {gibibytes(needed)} ({what}), and {where} {gibibytes(there)}"
+    mean = "" if gpus else " on the mean"
+    message = f"a rank is predicted to hold {gibibytes(needed)} ({what}){mean}, and {where} {gibibytes(there)}"
     help = (
         f"{lacking(needed - there)} less each: meshwright predict says what to shard or recompute (zero1, fsdp, full, "
         "a smaller mb or seq, a lower rank of adapters); --anyway begins all the same"
