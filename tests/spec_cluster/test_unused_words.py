@@ -81,3 +81,21 @@ def test_commands_say_it_once_on_stderr_and_answers_keep_it(capsys):
 def test_every_command_that_names_a_cluster_says_it(command, capsys):
     main([*command, "--on", "8xh100,100mbit"])
     assert capsys.readouterr().err.count("note: 100mbit changes nothing") == 1
+
+
+def test_a_search_keeps_it_among_its_remarks(capsys, tmp_path):
+    report = tmp_path / "r.html"
+    asked = [
+        "search",
+        "gpt2",
+        "--on",
+        "2xh100,100mbit",
+        "--train",
+        "batch=8,seq=1024",
+        "--store",
+        "no",
+        "--fix",
+        "pp=1",
+    ]
+    assert main([*asked, "--report", str(report)]) == 0
+    assert "100mbit changes nothing" in capsys.readouterr().out and "100mbit changes nothing" in report.read_text()

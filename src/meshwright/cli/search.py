@@ -242,7 +242,7 @@ def _find(given: SearchOptions, ask: scaling.AskedCurve, cluster: Cluster, *, be
         report=partial(_progress, before=before) if before else _progress,
         **hints,
     )
-    return msgspec.structs.replace(found, remarks=(*found.remarks, *remarks))
+    return msgspec.structs.replace(found, remarks=(*found.remarks, *remarks, *cluster.notes))
 
 
 def _of_run(found: Found, ask: scaling.AskedCurve) -> Found:
