@@ -69,6 +69,13 @@ def test_everything_that_is_wrong_with_restrictions_is_said_at_once_with_the_nea
     assert "1f1b" in caught.value.diagnostics[1].help
 
 
+@pytest.mark.parametrize("word", ["tp=2,pp=8", "tp=2 pp=8"])
+def test_two_facets_in_one_word_are_told_apart(word):
+    with pytest.raises(MeshwrightError) as caught:
+        restricted(default(*ASKED), fix=[word])
+    assert caught.value.diagnostics[0].help == "one facet each: --fix tp=... --fix pp=8"
+
+
 @pytest.mark.parametrize(
     ("option", "word", "code"),
     [

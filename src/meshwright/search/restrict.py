@@ -155,4 +155,8 @@ def _value(facet: str, form: Form, text: str, place: str) -> Any:
 
 
 def _unknown(facet: str, text: str, place: str, help: str) -> MeshwrightError:
+    other = re.search(r"[\s,]?([a-z_]+)=", text)
+    if other is not None and other[1] in FACETS:
+        option = place.partition(" ")[0]
+        help = f"one facet each: {option} {facet}=... {option} {text[other.start(1) :]}"
     return MeshwrightError.one("R002", f"{facet} has no value {text!r}", place=place, help=help)
