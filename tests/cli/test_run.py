@@ -61,6 +61,7 @@ def test_one_file_is_trained_and_compared_with_its_prediction(capfd):
     assert first.startswith("trained 3 steps of tiny under dp2 mb1 zero1 on 2 x cpu: loss ")
     before, after = map(float, re.findall(r"\d\.\d{4}", first))
     assert before > after > 0
+    assert "with the framework profile 'meshwright'" in " ".join(out.split())
     for what in ("step time", "tokens/s", "MFU", "peak memory"):
         assert re.search(rf"^  {what} .*%", out, re.MULTILINE), what
     assert err.startswith(

@@ -256,4 +256,6 @@ def _basis(prediction: Prediction, summary: Mapping[str, Any], c: Comparison) ->
     skipped = len(summary["step_s"]) - c.measured.num_steps
     warm = f" after {skipped} to warm up" if skipped else ""
     what = "median" if prediction.round is None else "mean over the last whole rounds"
-    return f"{what} of {c.measured.num_steps} steps{warm}, predicted for {prediction.cluster.name}"
+    profiles = [one.name for one in prediction.assumptions if one.name.startswith("framework profile")]
+    costs = f" with the {profiles[0]}" if profiles else ""
+    return f"{what} of {c.measured.num_steps} steps{warm}, predicted for {prediction.cluster.name}{costs}"
