@@ -19,7 +19,7 @@ def assumptions(plan, on="2x1x4090,100mbit", framework=""):
 
 def test_exchanges_layer_by_layer_are_priced_at_the_share_that_is_said():
     found, said = assumptions("fsdp")
-    value = said["parameters and gradients exchanged layer by layer"]
+    value = said["exchanges of each layer"]
     assert value == "40% of the bandwidth between nodes"
     # by hand: every of 4 microbatches reduces 4 bytes and gathers twice 2 of 857,472 parameters, half of them on the
     # wire at 90% of 12.5 MB/s: 0.61 s of reductions at the whole rate, 1.52 s at 40% of it, beside which others go on
@@ -29,7 +29,7 @@ def test_exchanges_layer_by_layer_are_priced_at_the_share_that_is_said():
 
 @pytest.mark.parametrize(("plan", "on"), [("dp2", "2x1x4090,100mbit"), ("fsdp", "2x4090")])
 def test_other_exchanges_and_those_inside_a_node_are_at_all_of_it(plan, on):
-    assert "parameters and gradients exchanged layer by layer" not in assumptions(plan, on)[1]
+    assert "exchanges of each layer" not in assumptions(plan, on)[1]
 
 
 def test_the_largest_of_small_buffers_is_said_in_kib_and_milliseconds():

@@ -10,8 +10,8 @@ from meshwright.lower import Lowered
 
 #: What an exchange of sharded state is called, by how it is done (:class:`meshwright.work.Move`).
 SHARDED = {
-    "layers": "parameters and gradients exchanged layer by layer",
-    "late": "parameters gathered after the update",
+    "layers": "exchanges of each layer",
+    "late": "gather after the update",
 }
 
 
