@@ -35,3 +35,8 @@ def test_other_exchanges_and_those_inside_a_node_are_at_all_of_it(plan, on):
 def test_the_largest_of_small_buffers_is_said_in_kib_and_milliseconds():
     value = assumptions("dp2")[1]["collectives over 100mbit"]
     assert "KiB over 2 ranks in" in value and value.endswith(" ms")
+
+
+def test_a_gather_after_the_update_is_at_the_share_that_is_said():
+    assert assumptions("dp2 zero1 gather=after")[1]["gather after the update"] == "36% of the bandwidth between nodes"
+    assert "gather after the update" not in assumptions("dp2 zero1")[1]
