@@ -5,7 +5,7 @@ import re
 from meshwright.cli import main
 from meshwright.cli.next_steps import after_search
 
-SMALL = ["search", "gpt2", "--on", "2xh100", "--train", "batch=8,seq=1024", "--store", "no", "--fix", "pp=1"]
+SMALL = ["search", "gpt2", "--on", "2xh100", "--train", "batch=8,seq=1024", "--store", "none", "--fix", "pp=1"]
 
 
 def test_own_executor_is_run_and_others_are_exported_to():
