@@ -93,7 +93,7 @@ def test_a_search_keeps_it_among_its_remarks(capsys, tmp_path):
         "--train",
         "batch=8,seq=1024",
         "--store",
-        "no",
+        "none",
         "--fix",
         "pp=1",
     ]
