@@ -37,11 +37,11 @@ def test_twice_as_many_ranks_as_cores_take_twice_as_long_to_compute(at_home):
     assert passes[1] == pytest.approx(passes[0], rel=1e-9)
 
 
-def _apart(seconds, busy, **more):
+def _apart(seconds, busy):
     """The machine's collectives with the same time and processor time at every size, from 2 ranks to 4."""
 
     def table(n):
-        return [bench.TimedRepeats(seconds[n], 0.0, busy[n], **more) for _ in bench.FULL.collective_bytes]
+        return [bench.TimedRepeats(seconds[n], 0.0, busy[n]) for _ in bench.FULL.collective_bytes]
 
     quiet = machine([pass_of(layer) for layer in bench.FULL.layers])
     return msgspec.structs.replace(quiet, collectives={f"{op} {n}": table(n) for op in bench.OPS for n in (2, 4)})
@@ -81,46 +81,6 @@ def test_an_exchange_beside_passes_takes_their_cores(at_home):
     alone = found.priced.durations[found.lowered.graph.cost_key[kinds == 3]]
     assert (beside / alone).max() > 1.5
     assert found.step_time_s == pytest.approx(processor_seconds(found.lowered, found.priced) / 2)
-
-
-def test_what_a_collective_costs_beyond_its_call_is_what_is_computed_next(at_home):
-    """By hand: 5 ms beyond the work around it, 4 ms of them in the call and 3 ms of processor time: 1 ms shows later,
-    where more ranks than cores take turns it is not told apart."""
-    known = _apart({2: 5e-3, 4: 9e-3}, {2: 3e-3, 4: 3e-3}, inside=4e-3, beside=12e-3)
-    here.write(known, at_home)
-    device, link = load("2xhere").islands[0].device, MeasuredLink(here.tables(known))
-    two, four = (
-        link(Collective(op="all_reduce", num_bytes=4096.0, group=Group(size=n, hops=())), device) for n in (2, 4)
-    )
-    assert (two.seconds, two.wait, two.aside, two.beside) == pytest.approx((5e-3, 2e-3, 1e-3, 12e-3))
-    assert (four.aside, four.beside) == (0.0, 0.0)
-    costs = Costs(Framework(name="x", host_us_per_pass=0.0), (link,))
-    found = simulate(parse("dp2 mb1 overlap=none"), MODEL, load("2xhere"), TRAIN, costs)
-    graph = found.lowered.graph
-    keys = np.unique(graph.cost_key[graph.kind == KIND["reduce_scatter"]])
-    dp, host = (found.priced.parts[keys, CAUSE[cause]] for cause in ("dp", "host"))
-    assert len(keys) and (dp > 0).all() and dp == pytest.approx(4 * host)
-
-
-def test_an_exchange_takes_as_long_beside_passes_as_was_measured_there_and_passes_lose_no_more(at_home):
-    steps = []
-    for more in ({}, {"inside": 2e-4, "beside": 9e-4}):
-        known = _apart({2: 2e-4, 4: 2e-4}, {2: 1e-4, 4: 1e-4}, **more)
-        here.write(known, at_home)
-        costs = Costs(Framework(name="x", host_us_per_pass=0.0), (MeasuredLink(here.tables(known)),))
-        steps.append(simulate(parse("dp2 mb1"), MODEL, load("2xhere"), TRAIN, costs))
-    plain, found = steps
-    graph = found.lowered.graph
-    backwards = np.isin(graph.kind, (0, 3))
-    exchanges = np.flatnonzero(graph.kind == KIND["reduce_scatter"])
-    inside = found.end_s[exchanges] <= found.end_s[backwards].max()
-    assert inside.any() and not inside.all()
-    took = (found.end_s - found.start_s)[exchanges]
-    assert took[inside] == pytest.approx(9e-4, rel=1e-6)
-    assert took[~inside].min() == pytest.approx(2e-4)  # when nothing is computed any more
-    # threads that wait for a turn take none: passes end no later than they did
-    assert found.end_s[backwards].max() <= plain.end_s[backwards].max() + 1e-9
-    assert processor_seconds(found.lowered, found.priced) == processor_seconds(plain.lowered, plain.priced)
 
 
 def test_fully_sharded_parameters_cost_their_copies_and_are_not_overlapped_on_a_processor(at_home):

@@ -102,8 +102,6 @@ def test_a_measured_machine_is_one_that_plans_can_be_predicted_for_and_an_interr
     assert msgspec.json.decode(msgspec.json.encode(machine), type=bench.Machine) == machine
     assert all(t.seconds > 0 for many in machine.operators.values() for t in many)
     assert set(machine.collectives) == {f"{op} 2" for op in bench.OPS}
-    for name, timed in machine.collectives.items():
-        assert all(t.inside > 0 and (t.beside > 0) == (name != "send 2") for t in timed)
     # torch and what it imports; not a machine's whole memory
     assert 5e7 < machine.base_bytes < machine.memory_bytes
     step_s, found = stepped(machine, tmp_path, monkeypatch)

@@ -99,12 +99,7 @@ def tables(machine: Machine) -> MeasuredTables:
     def of(axes: tuple[tuple[float, ...], ...], timed: list[TimedRepeats]) -> GridTable:
         spread = _sigma(timed)
         busy = tuple(t.busy for t in timed) if machine.kind == "cpu" and all(t.busy for t in timed) else ()
-        inside, beside = (
-            tuple(getattr(t, part) for t in timed) if busy and all(getattr(t, part) for t in timed) else ()
-            for part in ("inside", "beside")
-        )
-        seconds = tuple(t.seconds for t in timed)
-        return GridTable(axes=axes, seconds=seconds, spread=spread, busy=busy, inside=inside, beside=beside)
+        return GridTable(axes=axes, seconds=tuple(t.seconds for t in timed), spread=spread, busy=busy)
 
     scope, element = machine.scope, DTYPE_BYTES[machine.dtypes[0]]
     operators = {

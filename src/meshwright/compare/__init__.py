@@ -32,11 +32,8 @@ SAME = ("model", "cluster", "workload", "plan")
 #: What tasks of a queue are called together, where kinds differ between frameworks for the same work.
 TOGETHER = {"dp": "gradient exchange", "dp_gather": "parameter gather", "outer": "outer exchange"}
 NORM = "gradient norm"
-#: What a prediction has in the optimizer's task beside the update, and in an exchange beside its call, and a run
-#: outside of their spans.
-AROUND, BEHIND = "around the update", "behind exchanges"
-#: Of every cost key, the host's share of its duration and the seconds.
-HostParts = list[tuple[float, float]]
+#: What a prediction has in the optimizer's task beside the update, and a run outside of its spans.
+AROUND = "around the update"
 #: Times below this are a trace's rounding.
 RESOLUTION_S = 1e-8
 #: Share of a step from which on errors of opposite sign are said to hide one another.
@@ -226,7 +223,7 @@ def _classes(a: Timeline, b: Timeline) -> tuple[list[str], list[str]]:
     return tuple([RankClass(pool=rank.pool, stage=rank.stage).name for rank in t.ranks] for t in (a, b))
 
 
-def _units(found: list[Step], classes: list[str], around: HostParts | None) -> dict[tuple, float]:
+def _units(found: list[Step], classes: list[str], around: list[float] | None) -> dict[tuple, float]:
     """Seconds per rank of every key, the median of the steps."""
     seconds: dict[tuple, list[float]] = defaultdict(list)
     for step in found:
@@ -255,7 +252,7 @@ def _alike(a: dict[tuple, float], b: dict[tuple, float]) -> tuple[dict[tuple, fl
     return joined_up(a), joined_up(b)
 
 
-def _of_step(timeline: Timeline, classes: list[str], around: HostParts | None) -> dict[tuple, float]:
+def _of_step(timeline: Timeline, classes: list[str], around: list[float] | None) -> dict[tuple, float]:
     total: dict[tuple, float] = defaultdict(float)
     count: dict[str, int] = defaultdict(int)
     multiplicity = timeline.multiplicity
@@ -271,26 +268,20 @@ def _of_step(timeline: Timeline, classes: list[str], around: HostParts | None) -
             key = name, where, what, stage, layer
         else:
             key = name, where, KINDS[kind], stage, microbatch
-        if around is not None and (kind == KIND["optimizer"] or where in TOGETHER):
-            part, aside = around[cost_key]
-            # the host's part of an update takes turns with other ranks as all of it does; of an exchange it is known
-            aside, what = (took * part, AROUND) if kind == KIND["optimizer"] else (min(took, aside), BEHIND)
-            if aside:
-                total[name, where, what, stage, microbatch] += aside * share
-                took -= aside
+        if kind == KIND["optimizer"] and around is not None and (part := around[cost_key]):
+            total[name, where, AROUND, stage, microbatch] += took * share * part
+            took *= 1 - part
         total[key] += took * share
     return total
 
 
-def _around(timeline: Timeline, other: Timeline) -> HostParts | None:
-    """Return the share and the seconds of each cost key that are the host's, None where a timeline does not say or is
-    laid beside another that was not measured: of an optimizer's task, what a run does outside of the update it records;
-    of an exchange between processor cores, what shows in the computation behind it."""
+def _around(timeline: Timeline, other: Timeline) -> list[float] | None:
+    """Return the share of each cost key's duration that is the host's, None where a timeline does not say or is laid
+    beside another that was not measured: of an optimizer's task, what a run does outside of the update it records."""
     if "host" not in timeline.parts or other.identity.source != "measured":
         return None
-    host, whole = timeline.parts["host"], np.sum(list(timeline.parts.values()), axis=0)
-    share = np.divide(host, whole, out=np.zeros_like(whole), where=whole > 0)
-    return list(zip(share.tolist(), host.tolist()))
+    whole = np.sum(list(timeline.parts.values()), axis=0)
+    return np.divide(timeline.parts["host"], whole, out=np.zeros_like(whole), where=whole > 0).tolist()
 
 
 def _rows(a: dict[tuple, float], b: dict[tuple, float], group) -> tuple[Row, ...]:

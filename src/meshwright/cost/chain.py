@@ -34,10 +34,8 @@ class Estimate(NamedTuple):
     """Seconds of one work item. ``cause`` is the class its error is shared with (gemm, attention, elementwise,
     network), ``sigma`` the relative spread of that error, ``source`` the link of the chain that answered. ``wait`` are
     those of the seconds in which the device is free for others: known of collectives between processor cores.
-    ``aside`` are those of the seconds that show in what a rank computes next and not in the call of a collective, as
-    the caches are full of its bytes; ``beside`` the seconds that a collective takes while its ranks compute, 0 where
-    that is not known. ``issued``: what issuing its kernels costs the host is among the seconds. ``as_run``: it was
-    timed as the framework runs it, with as many kernels."""
+    ``issued``: what issuing its kernels costs the host is among the seconds. ``as_run``: it was timed as the framework
+    runs it, with as many kernels."""
 
     seconds: float
     cause: str
@@ -46,8 +44,6 @@ class Estimate(NamedTuple):
     wait: float = 0.0
     issued: bool = False
     as_run: bool = False
-    aside: float = 0.0
-    beside: float = 0.0
 
 
 #: Relative spread (one standard deviation of the log) of the roofline against published kernels, by class. Not

@@ -25,15 +25,13 @@ FORMAT_VERSION = 3
 
 class GridTable(msgspec.Struct, frozen=True, kw_only=True):
     """``seconds`` at every point of the grid ``axes`` (each ascending), the last axis fastest; ``spread`` the relative
-    interquartile range of the repeats, in the median over the points. Of collectives, at every point: ``busy``, the
-    seconds of a rank's processor, ``inside``, those of its call, and ``beside``, those while its ranks compute."""
+    interquartile range of the repeats, in the median over the points. ``busy``, of collectives: the seconds of a rank's
+    processor at every point."""
 
     axes: tuple[tuple[float, ...], ...]
     seconds: tuple[float, ...]
     spread: float = 0.0
     busy: tuple[float, ...] = ()
-    inside: tuple[float, ...] = ()
-    beside: tuple[float, ...] = ()
 
     def at(self, x: tuple[float, ...]) -> tuple[float, bool]:
         """(seconds, inside the grid?) at a point; a coordinate outside is moved to the edge."""
@@ -174,22 +172,14 @@ class MeasuredLink:
         if nearest == ranks:
             return found
         more = ranks / nearest
-        return Estimate(found.seconds * more, found.cause, found.source, 0.3, wait=found.wait * more)
+        return found._replace(seconds=found.seconds * more, wait=found.wait * more, sigma=0.3)
 
     def _apart(self, found: Estimate, table: GridTable, num_bytes: float, ranks: int) -> Estimate:
         """A collective as it is for ranks with a core each: what its processor does, and what it waits for. Of more
         ranks than cores the processors' seconds came one after the other when it was timed."""
         busy = self._answer(msgspec.structs.replace(table, seconds=table.busy), (num_bytes,), "network").seconds
         wait = max(0.0, found.seconds - busy * max(1.0, ranks / self.tables.cores))
-        found = found._replace(seconds=busy + wait, wait=wait)
-        if ranks > self.tables.cores:
-            return found
-        inside, beside = (
-            self._answer(msgspec.structs.replace(table, seconds=some), (num_bytes,), "network").seconds if some else 0.0
-            for some in (table.inside, table.beside)
-        )
-        aside = min(max(0.0, found.seconds - inside), busy) if inside else 0.0
-        return found._replace(aside=aside, beside=beside)
+        return found._replace(seconds=busy + wait, wait=wait)
 
     def _staging(self, work: Staging) -> Estimate | None:
         table = self.tables.staging.get(work.what)

@@ -6,9 +6,6 @@ an operating system shares them. A rank computes on one core at a time and its e
 rank that waits, for a message or inside an exchange, leaves its share to the others. Where there are more ranks than
 cores they take turns, and what each computes takes longer (``Device.crowding``): it finds another's data in the
 caches. Ranks on other devices share nothing.
-
-An exchange whose ranks compute meanwhile takes longer than its share of the cores says: its threads wait for a turn
-each time that a message wakes them. Where that was measured, its time is told by the part of it in which they compute.
 """
 
 from __future__ import annotations
@@ -20,8 +17,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from meshwright.causes import CAUSE
-from meshwright.graph import KIND, TaskGraph
+from meshwright.graph import KIND
 from meshwright.lower import Lowered
 from meshwright.lower.place import Mesh
 from meshwright.plan.slices import kinds
@@ -95,37 +91,7 @@ def times(lowered: Lowered, priced: Priced) -> Times:
     moved = events.Transfers.of(graph.num_tasks, capacity, flows)
     # tasks of one cost key may be work for cores on some ranks and not on others
     each = msgspec.structs.replace(graph, cost_key=np.arange(graph.num_tasks))
-    found = events.times(each, seconds, transfers=moved)
-    beside = priced.beside[graph.cost_key]
-    among = np.array([task for task in flows if beside[task] > 0 and not own[task]], np.int64)
-    if not len(among):
-        return found
-    share = _computed(graph, found, among)
-    if not share.any():
-        return found
-    start, end = found
-    # what shows in what is computed next is no part of the call that was timed
-    beside += priced.parts[graph.cost_key, CAUSE["host"]]
-    turns = beside[among] - (end[among] - start[among] - seconds[among])
-    seconds[among] = np.maximum(seconds[among], (1.0 - share) * seconds[among] + share * turns)
     return events.times(each, seconds, transfers=moved)
-
-
-def _computed(graph: TaskGraph, found: Times, exchanges: np.ndarray) -> np.ndarray:
-    """Return the share of each exchange in which a rank of it computes, of the ranks the one that does so the most."""
-    start, end = found
-    of = np.repeat(np.arange(graph.num_tasks), np.diff(graph.member_ptr))
-    rank = np.array(graph.streams.rank)[graph.member]
-    own = np.isin(graph.kind[of], OWN)
-    most = np.zeros(len(exchanges))
-    for number in np.unique(rank).tolist():
-        mine = np.unique(of[own & (rank == number)])
-        theirs = np.isin(exchanges, of[~own & (rank == number)])
-        begin, stop = start[exchanges[theirs]], end[exchanges[theirs]]
-        both = np.minimum(stop[:, None], end[mine]) - np.maximum(begin[:, None], start[mine])
-        length = np.maximum(stop - begin, 1e-12)
-        most[theirs] = np.maximum(most[theirs], np.maximum(both, 0.0).sum(axis=1) / length)
-    return np.minimum(most, 1.0)
 
 
 def _work(lowered: Lowered, priced: Priced, nodes: list[Host], held: list[Counter[int]]) -> np.ndarray:

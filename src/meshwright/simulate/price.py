@@ -24,15 +24,13 @@ STEP = "step"
 class Priced(msgspec.Struct, frozen=True, kw_only=True):
     """``parts`` [num_keys, len(PRICED)] seconds; ``spread`` those times the relative error of their estimates;
     ``flops`` [num_keys] operations executed, ``repeated`` those of them that recompute; ``wait`` [num_keys] seconds in
-    which the device is free for other ranks; ``beside`` [num_keys] seconds that an exchange takes while its ranks
-    compute, 0 where that is not known."""
+    which the device is free for other ranks."""
 
     parts: np.ndarray
     spread: np.ndarray
     flops: np.ndarray
     repeated: np.ndarray
     wait: np.ndarray
-    beside: np.ndarray
 
     @property
     def durations(self) -> np.ndarray:
@@ -47,7 +45,6 @@ class ProgramPrice(NamedTuple):
     flops: float = 0.0
     repeated: float = 0.0
     wait: float = 0.0
-    beside: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -55,16 +52,12 @@ class ProgramPrice(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """The price of several collectives in a row, in seconds: their time, the sum of each time times its relative
-    error, ``wait``, the part of the time in which the device is free for other ranks, ``aside``, the part that shows in
-    what is computed next, and ``beside``, what they take while their ranks compute, 0 where that is not known of
-    all."""
+    """The price of several collectives in a row, in seconds: their time, the sum of each time times its relative error,
+    and ``wait``, the part of the time in which the device is free for other ranks."""
 
     seconds: float
     spread: float
     wait: float
-    aside: float = 0.0
-    beside: float = 0.0
 
 
 def _narrowed(group: Group, share: float) -> Group:
@@ -90,7 +83,6 @@ class Pricer:
             flops=np.array([row.flops for row in rows]),
             repeated=np.array([row.repeated for row in rows]),
             wait=np.array([row.wait for row in rows]),
-            beside=np.array([row.beside for row in rows]),
         )
 
     def __call__(self, program: Program) -> ProgramPrice:
@@ -120,10 +112,8 @@ class Pricer:
                 spread[CAUSE["host"]] += host * sigma_of_host(self.costs.framework)
             return ProgramPrice(parts, spread)
         cause = CAUSE["pp" if program.kind == "send" else "dp"]
-        moved = self.moved(program)
-        parts[cause], spread[cause] = moved.seconds - moved.aside, moved.spread
-        parts[CAUSE["host"]] = moved.aside
-        return ProgramPrice(parts, spread, wait=moved.wait, beside=moved.beside)
+        parts[cause], spread[cause], wait = self.moved(program)
+        return ProgramPrice(parts, spread, wait=wait)
 
     def _update(self, program: Program, parts: np.ndarray, spread: np.ndarray) -> None:
         """Add an optimizer's or a code's work to seconds by cause, an optimizer's with the host's time of a step."""
@@ -160,8 +150,6 @@ class Pricer:
             coding + sum(e.seconds * move.times for e, move in zip(found, program.moves)),
             spread + sum(e.seconds * e.sigma * move.times for e, move in zip(found, program.moves)),
             sum(e.wait * move.times for e, move in zip(found, program.moves)),
-            sum(e.aside * move.times for e, move in zip(found, program.moves)),
-            sum(e.beside * move.times for e, move in zip(found, program.moves)) * all(e.beside for e in found),
         )
 
     def _message(self, move: Move, site: Site):

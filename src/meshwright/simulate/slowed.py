@@ -154,5 +154,4 @@ def _longer(priced: Priced, keys: NDArray[np.int64], times: NDArray[np.float64])
         flops=priced.flops[keys],
         repeated=priced.repeated[keys],
         wait=priced.wait[keys] * times,
-        beside=priced.beside[keys] * times,
     )

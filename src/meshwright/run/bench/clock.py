@@ -25,14 +25,11 @@ HOLD_WIDTH = 4096
 
 class TimedRepeats(msgspec.Struct, frozen=True):
     """Mean seconds of the repeats, their interquartile range over the median and, of a collective, the seconds that a
-    rank's processor was busy with it, those ``inside`` of its call, and those that it takes ``beside`` what its ranks
-    compute."""
+    rank's processor was busy with it."""
 
     seconds: float
     spread: float
     busy: float = 0.0
-    inside: float = 0.0
-    beside: float = 0.0
 
 
 class Bench(NamedTuple):

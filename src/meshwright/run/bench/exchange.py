@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import os
 import time
 from collections.abc import Callable, Iterator
-from statistics import median
 
 import msgspec
 import torch
@@ -27,8 +24,6 @@ BETWEEN_S = 2e-3
 #: A difference of two times is at least this share of the longer one: repeats differ by more than that, so nothing
 #: smaller can be told apart from nothing.
 LEAST = 0.02
-#: Numbers of cores that are told apart.
-MOST_CORES = 4096
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 #: Parameters of a unit of fully sharded ones: those of a Llama's layer.
 STAGED_PARAMETERS = 9
@@ -44,57 +39,32 @@ def collectives(
     group = AxisGroup(name="world", ranks=tuple(range(world.size)), index=world.rank, handle=dist.group.WORLD)
     out: dict[str, list[TimedRepeats]] = {}
     pool = Operands(clock.device, torch.float32, scope.pool_bytes)
-    piece = _piece(pool)
-    work = _work(clock, piece)
-    # of more ranks than cores the processors' seconds come one after the other, whatever is beside them
-    shares = clock.device.type == "cpu" and world.size <= _cores()
+    work = _work(clock, pool)
     for op in OPS:
         for size in scope.collective_bytes:
             if world.first:
                 progress(title, sum(map(len, out.values())), total)
-            call = _Called(_collective(op, int(size), group, pool))
-            run = _after(work, call)
+            run = _after(work, _collective(op, int(size), group, pool))
             count = scope.exchange_calls[size >= 1e6]
             clock.once(run, 2)
-            pairs, inside, beside = [], [], []
-            for _ in range(scope.exchange_repeats):
-                without, before = clock.both(work, count), call.seconds
-                pairs.append((without, clock.both(run, count)))
-                inside.append((call.seconds - before) / count)
-                if shares and op != "send":
-                    beside.append(sum(_beside(clock, call.start, piece) for _ in range(count)) / count)
+            pairs = [(clock.both(work, count), clock.both(run, count)) for _ in range(scope.exchange_repeats)]
             cost, busy = (_beyond(world, [(without[i], with_[i]) for without, with_ in pairs]) for i in (0, 1))
             spread = mean([with_[0] for _, with_ in pairs]).spread
-            each = (_usual(world, some) if some else 0.0 for some in (inside, beside))
-            out.setdefault(f"{op} {world.size}", []).append(TimedRepeats(cost, spread, busy, *each))
+            out.setdefault(f"{op} {world.size}", []).append(TimedRepeats(cost, spread, busy))
     if world.first:
         progress(title, total, total)
     return msgspec.to_builtins(out)
 
 
-def _cores() -> int:
-    """Cores of this machine on which a rank may run; each may have some of its own."""
-    numbers = os.sched_getaffinity(0)
-    may = torch.zeros(MOST_CORES)
-    may[[number % MOST_CORES for number in numbers]] = 1.0
-    dist.all_reduce(may, op=dist.ReduceOp.MAX)
-    return int(may.sum())
-
-
-def _piece(pool: Operands) -> Callable[[], None]:
-    """A part of a layer, on memory as far away as a step's."""
+def _work(clock: BenchClock, pool: Operands) -> Callable[[], None]:
+    """A piece of a layer, on memory as far away as a step's: about as long as there is between two collectives, and
+    equally long on all ranks, as unequal work would be waited for in the collectives."""
     operands = itertools.cycle(pool.sets([(256, 512), (512, 512)], [(256, 512)]))
 
     def piece() -> None:
         a, b, out = next(operands)
         torch.nn.functional.silu(torch.mm(a, b, out=out), inplace=True)
 
-    return piece
-
-
-def _work(clock: BenchClock, piece: Callable[[], None]) -> Callable[[], None]:
-    """As many pieces as take about as long as there is between two collectives, equally many on all ranks, as unequal
-    work would be waited for in the collectives."""
     pieces = torch.tensor([max(1, int(BETWEEN_S / clock.time(piece).seconds))], device=clock.device)
     dist.broadcast(pieces, 0)
     count = int(pieces)
@@ -104,41 +74,6 @@ def _work(clock: BenchClock, piece: Callable[[], None]) -> Callable[[], None]:
             piece()
 
     return work
-
-
-class _Called:
-    """A collective that is waited for, and the seconds of all its calls."""
-
-    def __init__(self, start: Callable[[], list[dist.Work]]):
-        self.start, self.seconds = start, 0.0
-
-    def __call__(self) -> None:
-        begun = time.perf_counter()
-        for work in self.start():
-            work.wait()
-        self.seconds += time.perf_counter() - begun
-
-
-def _beside(clock: BenchClock, start: Callable[[], list[dist.Work]], piece: Callable[[], None]) -> float:
-    """Seconds of a collective whose ranks compute meanwhile, and have computed as much as each other before."""
-    clock.together()
-    piece()
-    ends: list[float] = []
-    begun = time.perf_counter()
-    (work,) = start()
-    with contextlib.suppress(RuntimeError):  # some of gloo's have no future: their end is seen after a piece
-        work.get_future().then(lambda _: ends.append(time.perf_counter()))
-    while not work.is_completed():
-        piece()
-    work.wait()
-    return (ends[0] if ends else time.perf_counter()) - begun
-
-
-def _usual(world: World, seconds: list[float]) -> float:
-    """The median over repeats, the mean over ranks."""
-    found = torch.tensor([median(seconds)], dtype=torch.float32, device=world.device)
-    dist.all_reduce(found)
-    return float(found) / world.size
 
 
 def _after(work: Callable[[], object], run: Callable[[], object]) -> Callable[[], None]:
@@ -211,8 +146,8 @@ class _Unit(torch.nn.Module):
         return sum(torch.dot(x, w) for w in self.weights)
 
 
-def _collective(op: str, size: int, group: AxisGroup, pool: Operands) -> Callable[[], list[dist.Work]]:
-    """Return the start of a collective of `size` bytes as nccl-tests counts them, each time between other memory."""
+def _collective(op: str, size: int, group: AxisGroup, pool: Operands) -> Callable[[], object]:
+    """A collective of `size` bytes as nccl-tests counts them; each time from and to other memory."""
     n = group.size
     whole, shard = (max(1, size // 4 // n) * n,), (max(1, size // 4 // n),)
 
@@ -221,18 +156,20 @@ def _collective(op: str, size: int, group: AxisGroup, pool: Operands) -> Callabl
 
     if op == "all_reduce":  # zeros stay what they are
         sums = each(into=whole)
-        return lambda: [dist.all_reduce(next(sums)[0], async_op=True)]
+        return lambda: dist.all_reduce(next(sums)[0])
     operands = each(shard if op == "all_gather" else whole, into=shard if op == "reduce_scatter" else whole)
 
-    def start() -> list[dist.Work]:
+    def run() -> None:
         given, out = next(operands)
         if op == "all_gather":
-            return [gather_async(out, given, group)]
-        if op == "reduce_scatter":
-            return [reduce_scatter_async(out, given, group)]
-        if op == "all_to_all":
-            return [dist.all_to_all_single(out, given, async_op=True)]
-        # to the next rank while the one before sends here: as pipeline ranks do
-        return [dist.isend(given, (group.index + 1) % n), dist.irecv(out, (group.index - 1) % n)]
+            gather_async(out, given, group).wait()
+        elif op == "reduce_scatter":
+            reduce_scatter_async(out, given, group).wait()
+        elif op == "all_to_all":
+            dist.all_to_all_single(out, given)
+        else:  # to the next rank while the one before sends here: as pipeline ranks do
+            works = [dist.isend(given, (group.index + 1) % n), dist.irecv(out, (group.index - 1) % n)]
+            for work in works:
+                work.wait()
 
-    return start
+    return run
