@@ -254,7 +254,8 @@ def test_the_command_answers_with_a_table_and_both_curves(capsys, monkeypatch, t
     for name in ("1xh100", "2xh100", "4xh100", "2xb200"):
         assert len(re.findall(rf"^ +{name} ", out, re.MULTILINE)) == 3  # in the table, and in both drawings
     assert "the same run on every cluster, 8 sequences a step" in out
-    assert [line.split()[:2] for line in err.splitlines()] == [["wrote", plan], ["wrote", report], ["wrote", plot]]
+    lines = [line.split()[:2] for line in err.splitlines()]
+    assert lines == [["wrote", plan], ["next:", "meshwright"], ["wrote", report], ["wrote", plot]]
     ET.parse(plot)  # well-formed
     page = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert page.count("<svg") == 2 and "http://www.w3.org" in page and "src=" not in page

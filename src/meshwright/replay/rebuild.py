@@ -6,8 +6,9 @@ Hu et al., dPRO, 2205.02473):
 * a send needs the last span of the pass whose result it carries and holds up the first span of the pass of the next
   stage; without a send the passes hang together directly;
 * an exchange of gradients needs the backward span of its stage, microbatch and layer, or the rank's last pass where
-  none of the rank's exchanges began before that; a gather of parameters holds up the pass that it is for, and begins at
-  most as many passes ahead as any gather did;
+  none of the rank's exchanges began before that; a gather of parameters holds up the pass that it is for, begins at
+  most as many passes ahead as any gather did, and where nothing is computed during exchanges of gradients comes behind
+  the one before it;
 * the optimizer needs every exchange on its rank; any other collective the last pass that had ended on each member;
 * what a span is known to have waited for (``waited_for``) it needs.
 
@@ -199,6 +200,10 @@ def _exchanges(tasks: list[Task], plan: Plan | None, timeline: Timeline) -> set[
                 if blocked is not None:
                     blocked.needs = blocked.needs | {task.number}
                     needed.append((task, _left(task, rank, timeline)))
+            for gather, _ in gathers[rank]:  # nor is anything gathered meanwhile: calls come one after the other
+                over = [t for t in mine if _left(t, rank, timeline) <= gather.start_s + EPSILON_S]
+                if over:
+                    gather.needs = gather.needs | {max(over, key=lambda t: t.end_s).number}
     for task, left_s in needed:
         # over when a pass could first go on: what other ranks took longer to wake up is host time in front of theirs
         task.end_s = max(min(task.end_s, left_s), task.start_s)
