@@ -2,7 +2,8 @@
 # (--no-compile): most of torch never is.
 PYTHON ?= python3
 BIN := .venv/bin
-WORKERS ?= 2
+# one more than cores: tests that start processes leave a fifth of two cores idle
+WORKERS ?= 3
 # Which torch, as pip takes it: make test TORCH='torch==2.12.1'. Left out, the newest where a GPU is found, else a version
 # that is carried as a build without CUDA; what comes is said before it is downloaded (tools/torch_for_here.py).
 TORCH ?=
