@@ -68,8 +68,8 @@ def own(key):
 
 
 def trained(rank, text):
-    """What a rank holds after some steps, its replica, the clusters that were found, what it sent, and the loss of
-    what is held out."""
+    """Train some steps on a rank: the parameters that it holds behind them, its replica, the clusters that were found,
+    what it sent, and the loss of what is held out."""
     trainer = routed(text)
     recorder = Recorder(rank=rank, device=torch.device("cpu"), warmup=0, keep=STEPS)
     install(recorder)
@@ -166,7 +166,7 @@ def test_clusters_are_of_hidden_states_of_a_users_features_or_as_a_user_says():
 
 
 def refused(rank, clusters):
-    """What a rank is told of clusters that a user says."""
+    """Return the text of the error that clusters of a user are refused with."""
     with pytest.raises(MeshwrightError) as error:
         routed(DDM, clustered.ClusterFile(clusters, None))
     return str(error.value)
