@@ -179,7 +179,7 @@ def _foreign(given: WeightsOptions, config: Mapping[str, Any] | None) -> tuple[P
     from meshwright.run.checkpoint.format import Meta, identity
     from meshwright.run.companions import of_folder
     from meshwright.run.new_folder import refuse
-    from meshwright.run.published import published_tensors
+    from meshwright.run.published import frozen_tensors, published_tensors
     from meshwright.run.settings import DTYPES as TYPES
     from meshwright.spec.model import load
     from meshwright.spec.workload import Train
@@ -195,7 +195,7 @@ def _foreign(given: WeightsOptions, config: Mapping[str, Any] | None) -> tuple[P
         def meta(step: int) -> Meta:
             return Meta(step=step, seed=0, model=model.name, model_hash=identity(model), plan="", world=1)
 
-        made = into_checkpoint(source, given.to, wanted, meta)
+        made = into_checkpoint(source, given.to, wanted, meta, frozen_tensors(model))
         return made, source, f", after {int(made.name.split('-')[1])} steps"
     dtype = TYPES[given.dtype] if given.dtype else None
     found = of_folder(source, given.model)

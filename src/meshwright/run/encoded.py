@@ -22,6 +22,7 @@ from meshwright.run.autoencoder import ImageEncoder, latents
 from meshwright.run.connect import Edge
 from meshwright.run.mesh import FROZEN, ProcessMesh
 from meshwright.run.parts import Pass
+from meshwright.run.pieces import FROZEN as FROZEN_STATE
 from meshwright.run.pieces import TensorPiece, alike
 from meshwright.run.record import recorder
 from meshwright.spec.encoded import denoiser_of, entry_of, is_encoded, latent_work, side_of
@@ -75,8 +76,13 @@ class FrozenEncoder:
         return [Edge("frozen", source, ranks[0], self.handle) for source in ranks[1:]] if len(ranks) > 1 else []
 
     def pieces(self) -> list[TensorPiece]:
-        """The frozen weights, which every rank has whole."""
+        """The frozen weights, which every rank has whole, as those of published weights."""
         return alike([self.encoder], self.mesh)
+
+    def saved(self) -> list[TensorPiece]:
+        """The frozen weights as a checkpoint has them, which the first rank writes: a run that was begun with published
+        ones goes on with them, and what is exported of it is whole."""
+        return [piece._replace(key=FROZEN_STATE, owner=self.mesh.first) for piece in self.pieces()]
 
     # -- a step
 
@@ -173,16 +179,3 @@ def parted(model: Model, plan: Plan, train: Train) -> tuple[Model, Plan, Train]:
     if not is_encoded(model):
         return model, plan, train
     return denoiser_of(model), without_frozen(plan), latent_work(model, train)
-
-
-def encoder_of(
-    model: Model,
-    plan: Plan,
-    train: Train,
-    mesh: ProcessMesh,
-    dtype: torch.dtype,
-    seed: int,
-    order: FrozenOrder | None,
-) -> FrozenEncoder | None:
-    """Return what encodes a model's samples on this rank; None where it has no frozen encoder."""
-    return FrozenEncoder(model, plan, train, mesh, dtype, seed, order) if is_encoded(model) else None

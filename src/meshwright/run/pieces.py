@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 #: The state of the parameters themselves.
 PARAM = "param"
+#: The state of parameters that make samples and are not trained: one for all replicas.
+FROZEN = "frozen"
 #: The state of tensors that are no parameters: the factor that a code's next power iteration begins with.
 FACTOR = "code_factor"
 #: The point at which all replicas know the gradient of all.
@@ -29,8 +31,8 @@ ROUTE, JUDGED = "route_of", "route_judged"
 CLIENT = "client_state"
 #: What a rank moves the embedded text of its next batch by.
 PERTURBATION = "perturbation"
-#: States of tensors that are no parameters.
-ALONE = (FACTOR, ROUTE, JUDGED, CLIENT, PERTURBATION)
+#: States of tensors that are no parameters, or none that are trained.
+ALONE = (FROZEN, FACTOR, ROUTE, JUDGED, CLIENT, PERTURBATION)
 
 
 def job_state(job: int) -> str:

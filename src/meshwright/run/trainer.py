@@ -30,7 +30,7 @@ from meshwright.run.compiled import needed
 from meshwright.run.connect import connect
 from meshwright.run.curvature import curvature_of
 from meshwright.run.data import Batch
-from meshwright.run.encoded import encoder_of, parted
+from meshwright.run.encoded import FrozenEncoder, parted
 from meshwright.run.exchanges import Types, begin_alike, built, exchanges_of, fragments_of, parts_of
 from meshwright.run.feedback import DirectFeedback
 from meshwright.run.groups import GroupRows
@@ -60,6 +60,7 @@ from meshwright.run.spread import SpreadByPart, part_of_name
 from meshwright.run.sync import PARTS, Bucket
 from meshwright.schedules.actions import Actions
 from meshwright.spec import naming
+from meshwright.spec.encoded import is_encoded
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 from meshwright.sync.due import due_after
@@ -116,7 +117,8 @@ class Trainer:
         self.before_totals: list[Callable[[], None]] = []
         self.types = types = Types.of(plan, train, settings.precision)
         #: What encodes the samples of steps, where the model has frozen layers that do.
-        self.encoder = encoder_of(*whole, mesh, types.compute, settings.seed, frozen_order)
+        encodes = *whole, mesh, types.compute, settings.seed, frozen_order
+        self.encoder = FrozenEncoder(*encodes) if is_encoded(whole[0]) else None
         low = "" if settings.precision else fp8.word_of(plan, train)
         fp8.needed(low, mesh.device)
         shared = Shared(
@@ -397,18 +399,14 @@ class Trainer:
         if self.place.frozen:
             return alike(self.stages.values(), self.mesh)
         found = [*self.optimizer.pieces(), *self.statistics.pieces(self.rounds.apart)]
+        frozen = [] if self.encoder is None else self.encoder.saved()
         if shared:
-            return found
+            return [*found, *frozen]
         points = () if self.referenced is None else self.referenced.pieces()
         routes = () if self.routes is None else self.routes.pieces(self.mesh.first)
         moved = () if self.adversary is None else self.adversary.pieces()
-        return [
-            *self.rounds.named(found),
-            *points,
-            *routes,
-            *moved,
-            *(piece for one in self.coded for piece in one.pieces()),
-        ]
+        coded = (piece for one in self.coded for piece in one.pieces())
+        return [*self.rounds.named(found), *frozen, *points, *routes, *moved, *coded]
 
     def common_pieces(self) -> list[TensorPiece]:
         """Parameters and moments that this rank holds at the end of a round, named as what every replica has in common:

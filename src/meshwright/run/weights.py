@@ -29,8 +29,9 @@ from meshwright.run.checkpoint.saving import save
 from meshwright.run.companions import CONFIG, NONE, Companions
 from meshwright.run.mesh import AxisGroup
 from meshwright.run.new_folder import new_folder, refuse
-from meshwright.run.pieces import PARAM, Parameter, Part, TensorPiece, job_state
+from meshwright.run.pieces import FROZEN, PARAM, Parameter, Part, TensorPiece, job_state
 from meshwright.spec.architecture import Model
+from meshwright.spec.encoded import COMPONENT, is_encoded
 from meshwright.spec.model import published
 from meshwright.sync.merged import ALL_TASKS
 from meshwright.sync.taught import TAUGHT
@@ -43,6 +44,11 @@ SHARD_BYTES = 5_000_000_000
 #: What published files also hold and no model here does: tables that are computed, masks, counts.
 _COMPUTED = re.compile(
     r"(.*\.)?(rotary_emb\.inv_freq|attn\.(masked_)?bias|attention\.(masked_)?bias|position_ids|num_batches_tracked|pos_embed|temp_embed)"
+)
+
+_ENCODER = (
+    f"add encoder.* and quant_conv.* of the autoencoder's own file to them, each with {COMPONENT} before its name; or "
+    "train the transformer alone, on latents"
 )
 
 
@@ -195,12 +201,13 @@ def matched(
     used = set(names.values())
     spare = [] if partly else [name for name in there if name not in used and not _COMPUTED.fullmatch(name)]
     idle = sorted(name for name in spare if not (model.tied_embeddings and _is_head(name)))
+    alone = is_encoded(model) and all(name.startswith(COMPONENT) for name in lost)
     wrong = [
-        Diagnostic(code="H007", message=f"{what}: {', '.join(some(found))}", place=place)
-        for what, found in (
-            (f"{len(lost)} tensors are missing from the weights", lost),
-            (f"{len(bent)} tensors have another shape", bent),
-            (f"{len(idle)} tensors are of no use to {model.name}", idle),
+        Diagnostic(code="H007", message=f"{what}: {', '.join(some(found))}", place=place, help=help)
+        for what, found, help in (
+            (f"{len(lost)} tensors are missing from the weights", lost, _ENCODER if alone else ""),
+            (f"{len(bent)} tensors have another shape", bent, ""),
+            (f"{len(idle)} tensors are of no use to {model.name}", idle, ""),
         )
         if found
     ]
@@ -292,7 +299,7 @@ def _published(index: Index, head: int, replica: int = 0) -> Index:
         help = f"a number up to {count}" if count else "leave --replica out"
         message = f"--replica {replica} of a checkpoint {what}"
         raise MeshwrightError.one("L005", message, place="meshwright weights", help=help)
-    entries = (one for one in index.entries if one.state == state and one.layout not in gone)
+    entries = (one for one in index.entries if one.state in (state, FROZEN) and one.layout not in gone)
     mine = tuple(msgspec.structs.replace(one, state=PARAM) for one in entries)
     return msgspec.structs.replace(index, layouts=tuple(layouts), entries=mine)
 

@@ -16,6 +16,8 @@ from meshwright.spec.workload import Train
 
 #: The family of such models, and that of their trained layers.
 ENCODED, ALONE = "dit_pipeline", "dit"
+#: What names of the frozen encoder's weights begin with: diffusers' word for that component of a pipeline.
+COMPONENT = "vae."
 
 
 def is_encoded(model: Model) -> bool:

@@ -13,7 +13,7 @@ import secrets
 import shutil
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from meshwright.run.checkpoint.dcp_metadata import StoredBlock, StoredTensor, re
 from meshwright.run.checkpoint.format import HIDDEN, Meta
 from meshwright.run.checkpoint.loading import CheckpointReader, Source, fill, some
 from meshwright.run.checkpoint.write import shapes, write_rank
-from meshwright.run.pieces import Parameter, Part, TensorPiece
+from meshwright.run.pieces import FROZEN, Parameter, Part, TensorPiece
 from meshwright.run.safetensors_file import DTYPES
 
 #: States of AdamW beside the parameter, as both formats name them.
@@ -136,10 +136,15 @@ def _box(name: str, saved: StoredTensor, chunk: StoredBlock) -> TensorBox:
 
 
 def into_checkpoint(
-    folder: str | Path, root: str | Path, parameters: Mapping[str, tuple[int, ...]], meta: Callable[[int], Meta]
+    folder: str | Path,
+    root: str | Path,
+    parameters: Mapping[str, tuple[int, ...]],
+    meta: Callable[[int], Meta],
+    frozen: Collection[str] = (),
 ) -> Path:
     """Turn a distributed checkpoint with AdamW's moments into one of meshwright's in the folder `root`, a part of it at
-    a time. `parameters`: the shape of every published tensor; `meta` of the steps that are done.
+    a time. `parameters`: the shape of every published tensor; `meta` of the steps that are done; `frozen`: the tensors
+    that are not trained and have no moments.
 
     Returns:
         The checkpoint's folder.
@@ -150,7 +155,7 @@ def into_checkpoint(
     reader, root = DistributedReader(folder, parameters), Path(root)
     wrong = []
     for name, shape in sorted(parameters.items()):
-        for state in ("param", *MOMENTS):
+        for state in _states(name, frozen):
             saved = reader.there.get(reader.key(state, name))
             if saved is None:
                 wrong.append(f"no {state} of {name}")
@@ -165,9 +170,10 @@ def into_checkpoint(
     try:
         root.mkdir(parents=True, exist_ok=True)
         temporary.mkdir()
-        runs = list(_runs(reader, parameters))
+        runs = list(_runs(reader, parameters, frozen))
         for number, run in enumerate(runs):
             pieces = [_filled(reader, state, name, parameters[name]) for state, name in run]
+            pieces = [p._replace(key=FROZEN) if p.parameter.name in frozen else p for p in pieces]
             write_rank(temporary, number, [(p, p.values) for p in pieces], shapes(pieces))
         return commit(root, temporary, meta(reader.step(parameters)), len(runs), keep=1 << 30)
     except OSError as error:
@@ -176,11 +182,17 @@ def into_checkpoint(
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _runs(reader: DistributedReader, parameters: Mapping[str, tuple[int, ...]]) -> Iterator[list[tuple[str, str]]]:
+def _states(name: str, frozen: Collection[str]) -> tuple[str, ...]:
+    return ("param",) if name in frozen else ("param", *MOMENTS)
+
+
+def _runs(
+    reader: DistributedReader, parameters: Mapping[str, tuple[int, ...]], frozen: Collection[str]
+) -> Iterator[list[tuple[str, str]]]:
     """States and names, as many at a time as :data:`AT_ONCE` has room for."""
     run, size = [], 0
     for name, shape in sorted(parameters.items()):
-        for state in ("param", *MOMENTS):
+        for state in _states(name, frozen):
             count = torch.Size(shape).numel() * reader.there[reader.key(state, name)].dtype.itemsize
             if run and size + count > AT_ONCE:
                 yield run
@@ -224,7 +236,8 @@ def export_distributed(reader: CheckpointReader, folder: str | Path, *, dtype: t
         MeshwrightError: H002 for a damaged checkpoint, H008 when it cannot be written.
     """
     folder = Path(folder)
-    kept = tuple(e for e in reader.index.entries if e.state in ("param", *MOMENTS))
+    entries = (msgspec.structs.replace(e, state="param") if e.state == FROZEN else e for e in reader.index.entries)
+    kept = tuple(e for e in entries if e.state in ("param", *MOMENTS))
     reader.index = msgspec.structs.replace(reader.index, entries=kept)
     wrong = reader.wrong()
     if wrong:
