@@ -174,7 +174,10 @@ def refused(rank, clusters):
 
 @pytest.mark.parametrize(
     ("clusters", "said"),
-    [(np.arange(40) % 3, "a cluster 2, and 2 experts"), (np.zeros(40, int), "none goes to 1 of 2")],
+    [
+        (np.arange(40) % 3, "a cluster 2, and 2 experts"),
+        (np.zeros(40, int), "fewer clusters: of 32 samples none goes to 1 of 2 experts"),
+    ],
 )
 def test_clusters_that_do_not_fit_the_experts_are_refused(clusters, said):
     assert all(said in one for one in launch(2, refused, clusters))

@@ -18,7 +18,7 @@ from meshwright.run import data, loop
 from meshwright.run.checkpoint.dcp import export_distributed, into_checkpoint
 from meshwright.run.checkpoint.format import Meta, find, identity
 from meshwright.run.checkpoint.loading import CheckpointReader
-from meshwright.run.data import tokenizer
+from meshwright.run.data import samples, tokenizer
 from meshwright.run.job import Job
 from meshwright.run.published import frozen_tensors, published_tensors
 from meshwright.run.settings import Settings
@@ -93,3 +93,11 @@ def test_weights_of_the_transformer_alone_say_what_is_to_be_added(tmp_path):
     (found,) = caught.value.diagnostics
     assert found.code == "H007" and "74 tensors are missing" in found.message
     assert "encoder.* and quant_conv.*" in found.help
+
+
+def test_samples_of_other_channels_are_refused_by_the_encoder_that_reads_them(tmp_path):
+    np.savez(tmp_path / "grey.npz", images=np.zeros((16, 1, 32, 32)), labels=np.arange(16) % 5)
+    built = data.build(str(tmp_path / "grey.npz"), tokenizer.Bytes(), tmp_path / "cache")
+    with pytest.raises(MeshwrightError) as caught:
+        samples.load(built, TRAIN, model(), seed=0, place="--data")
+    assert "in_channels of its vae" in caught.value.diagnostics[0].help

@@ -111,8 +111,15 @@ def test_what_does_not_go_with_encoders_is_refused(words):
 
 
 def test_a_model_without_frozen_layers_has_nothing_to_fill_with():
-    with pytest.raises(MeshwrightError, match="has no frozen layers"):
+    with pytest.raises(MeshwrightError, match="has no frozen layers") as caught:
         predicted("pp2 dp2 mb8 filling=parts", "sd-2-1")
+    assert [one.place for one in caught.value.diagnostics] == ["plan.pipeline.filling = parts"]
+
+
+def test_an_error_names_the_word_of_the_plan():
+    with pytest.raises(MeshwrightError) as caught:
+        predicted("dp4 mb8 filling=waits")
+    assert [one.place for one in caught.value.diagnostics] == ["plan.pipeline.filling = waits"]
 
 
 def test_a_search_chooses_where_encoders_are_run_and_proves_it():

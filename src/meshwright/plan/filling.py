@@ -88,7 +88,7 @@ def rules(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[
         found.append(("ranks on unequal devices wait in other ways", "an island of equal devices"))
     if cluster.shares_ports:
         found.append(("exchanges that share ports are worked out without them", "a cluster without shared_ports"))
-    place = f"{model.name}: {count} frozen layers" if own else f"pipeline.fill = {count}"
+    place = f"pipeline.filling = {way(plan)}" if own else f"pipeline.fill = {count}"
     for message, help in found:
         yield wrong("P079", message, place, help)
 
@@ -96,6 +96,7 @@ def rules(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[
 def nothing_frozen(plan: Plan, model: Model) -> Iterator[Diagnostic]:
     """Yield P079 for a plan that says where frozen layers go, of a model that has none."""
     if plan.pipeline.filling and not num_frozen(plan, model):
-        said = f"filling={plan.pipeline.filling}"
-        help = f"drop {said}, or say which layers are frozen: fill_layers=N of the first N"
-        yield wrong("P079", f"{model.name} has no frozen layers to run ahead of a step", said, help)
+        said = plan.pipeline.filling
+        help = f"drop filling={said}, or say which layers are frozen: fill_layers=N of the first N"
+        message = f"{model.name} has no frozen layers to run ahead of a step"
+        yield wrong("P079", message, f"pipeline.filling = {said}", help)

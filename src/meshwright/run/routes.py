@@ -110,12 +110,15 @@ def ready(trainer: Trainer, corpus: Routed, held: Routed | None, given: ClusterF
             find(trainer, corpus, held, None if given is None else given.features)
     if min(routes.sizes) == 0:
         samples, total = isinstance(corpus, LabelledSamples), f"{corpus.num_sequences:,}"
-        what = (
-            f"there are too few samples: of {total}" if samples else f"the text is too short: of its {total} sequences"
-        )
-        message = f"{what} none goes to {routes.sizes.count(0)} of {routes.count} paths"
-        help = "more samples, other features, or fewer replicas" if samples else "more text, or fewer paths"
-        raise MeshwrightError.one("D005", message, place="--data", help=help)
+        each, place, help = "experts" if samples else "paths", "--data", "more text, or fewer paths"
+        what = f"the text is too short: of its {total} sequences"
+        if given is not None and given.clusters is not None:
+            what, place = f"the file has fewer clusters: of {total} samples", "--clusters"
+            help = "as many replicas as the file has clusters, which are numbered from 0"
+        elif samples:
+            what, help = f"there are too few samples: of {total}", "more samples, other features, or fewer replicas"
+        message = f"{what} none goes to {routes.sizes.count(0)} of {routes.count} {each}"
+        raise MeshwrightError.one("D005", message, place=place, help=help)
     trainer.rounds.weigh(routes.sizes)
 
 

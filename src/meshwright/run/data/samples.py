@@ -260,7 +260,7 @@ def load(
 def _fitting(meta: LabelledMeta, train: Train, model: Model, place: str) -> tuple[SampleLayout, list[Diagnostic]]:
     """How samples are laid out, and D013 where that is not what a model reads."""
     own, side, film = model.embedding, train.image, []
-    channels = image_channels(model) if is_encoded(model) else own.channels
+    channels = _channels(model)
     if isinstance(own, Latents):
         side = model.embedding.patch * isqrt(train.seq_len // max(1, train.frames))
         film = [train.frames] if train.frames else []
@@ -275,7 +275,7 @@ def _fitting(meta: LabelledMeta, train: Train, model: Model, place: str) -> tupl
     for name, shape in (("last", [side, side, channels]), ("first", [channels, side, side]), ("none", [side, side])):
         if sizes == film + shape and (name != "none" or channels == 1):
             return SampleLayout(name), []
-    said, key = f"image={side}", "num_channels"
+    said, key = f"image={side}", "in_channels of its vae" if is_encoded(model) else "num_channels"
     if isinstance(model.embedding, Latents):
         said, key = f"seq={train.seq_len} of patches of {model.embedding.patch}", "in_channels"
         wanted = f"{train.frames} frames of {wanted}" if film else wanted
@@ -285,9 +285,14 @@ def _fitting(meta: LabelledMeta, train: Train, model: Model, place: str) -> tupl
     return SampleLayout(""), [Diagnostic(code="D013", message=message, place=place, help=help)]
 
 
+def _channels(model: Model) -> int:
+    """Channels of the samples that a model reads, by its frozen encoder where it has one."""
+    return image_channels(model) if is_encoded(model) else model.embedding.channels
+
+
 def _normalised(meta: LabelledMeta, model: Model, place: str) -> list[Diagnostic]:
     """D013 for means and deviations of another number of channels than a model reads."""
-    channels, found = image_channels(model) if is_encoded(model) else model.embedding.channels, []
+    channels, found = _channels(model), []
     for key, values in (("mean", meta.mean), ("std", meta.std)):
         if len(values) not in (0, 1, channels):
             message = f"{key} is said of {len(values)} channels, and {model.name} reads {channels}"
