@@ -12,7 +12,7 @@ from meshwright.plan.filling import trained_part, without_frozen
 from meshwright.search.find import find
 from meshwright.search.restrict import restricted
 from meshwright.search.space import default
-from meshwright.simulate.filling import fitted, waits
+from meshwright.simulate.filling import packed, waits
 from meshwright.simulate.step import simulate
 from meshwright.spec.dimensions import transformer
 
@@ -36,7 +36,8 @@ def test_passes_go_into_the_first_wait_with_room_and_else_behind_all():
     free = waits([(1.0, 3.0), (3.0, 4.0), (6.0, 7.0)], 7.5)
     assert free == [(0.0, 1.0), (4.0, 6.0), (7.0, 7.5)]
     # by hand: 0.75 fits at 0, another not; 1.5 at 4, 0.5 behind it; 0.5 at 7; what is left behind the last wait
-    assert fitted(free, [0.75, 1.5, 0.5, 0.5, 2.0]) == [0.0, 4.0, 5.5, 7.0, 7.5]
+    (passes,) = packed(free, {1: [0.75, 1.5, 0.5, 0.5, 2.0]}, [1], [1])
+    assert [one.at for one in passes] == [0.0, 4.0, 5.5, 7.0, 7.5]
 
 
 def frozen_passes(run):

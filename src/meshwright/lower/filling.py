@@ -29,7 +29,7 @@ from meshwright.lower.state import static_bytes
 from meshwright.lower.units import composition_of
 from meshwright.plan import Plan
 from meshwright.plan.facets.pipeline import BEFORE, PARTS, WAITS
-from meshwright.plan.filling import num_frozen, way, without_frozen
+from meshwright.plan.filling import num_frozen, way
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.parts import part_of
@@ -150,7 +150,7 @@ def forwards(plan: Plan, part: Model, cluster: Cluster, train: Train, rows: int)
     """The frozen layers of a plan, as the only `part` of a model, and a forward of each for so many rows."""
     layout = plan.layout
     alone = msgspec.structs.replace(
-        without_frozen(plan),
+        plan,
         layout=msgspec.structs.replace(layout, pp=1, dp=layout.dp * layout.pp, zero=0, shard=0, stages=()),
         pipeline=msgspec.structs.replace(plan.pipeline, fill=0, filling="", schedule="1f1b", vpp=1, microbatch=rows),
     )

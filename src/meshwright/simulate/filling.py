@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from meshwright.assign import Problem, solve
 from meshwright.cost import Costs
-from meshwright.graph import KIND, QUEUE
+from meshwright.graph import KIND, QUEUE, TaskGraph
 from meshwright.lower.filling import (
     Filled,
     FrozenItems,
@@ -146,8 +146,7 @@ def _order(run: Simulated, items: FrozenItems, rank: int) -> tuple[FrozenPass, .
     """The frozen passes of a rank in order, each behind so many of its schedule's actions."""
     graph = run.lowered.graph
     stage, kind = graph.attribute("stage"), graph.kind
-    streams = np.flatnonzero((graph.streams.rank == rank) & (graph.streams.queue == QUEUE["compute"]))
-    task = np.repeat(np.arange(graph.num_tasks), np.diff(graph.member_ptr))[np.isin(graph.member, streams)]
+    task = _tasks(graph, rank)
     passes = task[np.isin(kind[task], [KIND[name] for name in ("F", "B", "W", "BW")]) & (stage[task] >= 0)]
     begun: dict[tuple[int, int, int], float] = {}  # an action may be a task for each of its layers
     for one in passes.tolist():
@@ -162,10 +161,14 @@ def _order(run: Simulated, items: FrozenItems, rank: int) -> tuple[FrozenPass, .
 
 def _computed(run: Simulated, rank: int) -> Waits:
     """Beginning and end of all that a pipeline rank computes, in order."""
-    graph = run.lowered.graph
-    streams = np.flatnonzero((graph.streams.rank == rank) & (graph.streams.queue == QUEUE["compute"]))
-    task = np.repeat(np.arange(graph.num_tasks), np.diff(graph.member_ptr))[np.isin(graph.member, streams)]
+    task = _tasks(run.lowered.graph, rank)
     return sorted(zip(run.start_s[task].tolist(), run.end_s[task].tolist()))
+
+
+def _tasks(graph: TaskGraph, rank: int) -> NDArray[np.int64]:
+    """The tasks on a pipeline rank's compute queue."""
+    streams = np.flatnonzero((graph.streams.rank == rank) & (graph.streams.queue == QUEUE["compute"]))
+    return np.repeat(np.arange(graph.num_tasks), np.diff(graph.member_ptr))[np.isin(graph.member, streams)]
 
 
 def waits(computed: Waits, until: float) -> Waits:
@@ -208,9 +211,3 @@ def packed(
                 now, done = begin + durations[rows][layer], done + rows
         out.append(passes)
     return out
-
-
-def fitted(free: Waits, durations: list[float]) -> list[float]:
-    """Where passes of whole microbatches begin, one after the other."""
-    ((passes),) = packed(free, {1: durations}, [1], [1])
-    return [one.at for one in passes]
