@@ -14,6 +14,7 @@ def scheduled(one, asked):
     """When requests are let in, after asserting that the loop of events says the same as the compiled one."""
     fast, plain = simulate(one, asked), served_alone(one, asked, skips=False)
     assert fast.scheduled_s.tolist() == plain.scheduled_s.tolist() and fast.end_s == pytest.approx(plain.end_s)
+    assert served_alone(one, asked).scheduled_s.tolist() == plain.scheduled_s.tolist()
     return fast.scheduled_s.tolist()
 
 
@@ -31,6 +32,19 @@ def test_they_go_as_soon_as_the_other_group_has_one():
     # as before, and an answer of the first group ends at 5 s: who comes at 5.5 s is of that group
     asked = requests((0.0, 8, 5), LONG, LONG, SHORT, LONG, SHORT, (3.5, 8, 9), (3.5, 8, 9), (5.5, 8, 9))
     assert scheduled(gated(batch_wait=60, groups=2), asked) == [0.0] * 6 + [6.0] * 3
+
+
+def test_iterations_of_a_full_batch_count_as_waiting():
+    # three answers at most, of which one ends at 5 s: who waits since 1.5 s is let in seven iterations after the last
+    # prompts, as the other group has none
+    asked = requests(LONG, LONG, (0.0, 8, 5), (1.5, 8, 9))
+    assert scheduled(gated(batch_wait=7, groups=2, max_batch=3), asked) == [0.0] * 3 + [7.0]
+
+
+def test_prompts_that_wait_for_more_do_so_longer_than_for_the_other_groups():
+    # both groups have a prompt at 2 s, and these wait five iterations more, though not three for another group's
+    asked = requests(LONG, LONG, (1.5, 8, 9), (1.5, 8, 9))
+    assert scheduled(gated(batch_wait=3, groups=2, settle=5), asked) == [0.0, 0.0, 7.0, 7.0]
 
 
 def test_nobody_waits_for_a_group_in_which_nobody_runs():

@@ -68,13 +68,16 @@ def test_prompts_wait_on_for_others_once_each_attention_group_has_one():
         ({"batch_wait": 9, "groups": 3, "settle": 4}, 20),
         ({"batch_wait": 25, "groups": 3, "poll": 3}, 0),
         ({"batch_wait": 9, "fill": 0.8, "poll": 3}, 0),
+        ({"batch_wait": 25, "groups": 3, "max_batch": 3}, 0),  # a full batch, while others come
+        ({"batch_wait": 3, "groups": 2, "settle": 9, "max_batch": 64}, 0),
     ],
 )
 def test_the_fast_loop_has_the_gate_of_the_plain_one(policy, gate, concurrency):
     rng = np.random.default_rng(5)
     at = np.arange(60) * 0.05 if concurrency else np.cumsum(rng.exponential(1 / 25, 60))
     asked = requests(*zip(at, rng.integers(1, 900, 60), rng.integers(1, 80, 60)), concurrency=concurrency)
-    one = gated(policy, COSTS, blocks=300, budget=700, max_batch=12, host=HostTimes(step_s=1e-3), **gate)
+    sizes = {"blocks": 300, "budget": 700, "max_batch": 12}
+    one = gated(policy, COSTS, host=HostTimes(step_s=1e-3), **sizes | gate)
     fast, plain = simulate(one, asked), served_alone(one, asked, skips=False)
     skipping = served_alone(one, asked)
     for name in ("arrival_s", "scheduled_s", "first_s", "end_s"):

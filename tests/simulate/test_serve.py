@@ -123,7 +123,7 @@ def test_the_fast_loop_equals_the_plain_one(policy, concurrency, blocks, stages,
     assert abs(middle[0] - middle[1]) <= 2  # of edges 2% apart: a skipped run counts its mean
 
 
-@pytest.mark.parametrize("policy", ["vllm-v1", "sarathi"])
+@pytest.mark.parametrize("policy", ["vllm-v1", "sarathi", "trtllm"])
 @pytest.mark.parametrize(
     ("concurrency", "blocks", "gate"), [(0, 400, {}), (20, 4000, {}), (20, 4000, {"batch_wait": 5, "groups": 4})]
 )
@@ -134,7 +134,8 @@ def test_the_fast_loop_guesses_as_the_plain_one(policy, concurrency, blocks, gat
     one = replica(
         policy, COSTS, blocks=blocks, stages=2, host=HostTimes(step_s=1e-3, eager_s=9e-3, stream_s=8e-4), budget=700
     )
-    draft = linear_costs(base=5e-4, token=2e-6, sampled=1e-6, decode=3e-8, prefill=1e-6, tokens=1 << 12)
+    # more tokens of prompts in an iteration than the draft model's table has
+    draft = linear_costs(base=5e-4, token=2e-6, sampled=1e-6, decode=3e-8, prefill=1e-6, tokens=1 << 9)
     guessing = Guesses(policy=serving.get("speculation", "speculative"), accept=0.6, draft=draft)
     limits = msgspec.structs.replace(one.limits, **gate)
     one = msgspec.structs.replace(one, limits=limits, drafts=Drafts(count=3), guessing=guessing)

@@ -1,14 +1,14 @@
 """Attention groups of an engine whose prompts wait for one another: each has a scheduler of its own, all take the same
 steps.
 
-A request belongs to one group from when the engine sees it, and its prompt is computed there: in TensorRT-LLM that of
-the fewest tokens among those with less requests than the fullest group will have
-(``_balance_requests_across_ranks``, tensorrt_llm/_torch/pyexecutor/executor_request_queue.py, which looks at the
+A request belongs to one group from when the engine takes it, which it does not while its batch is full, and its prompt
+is computed there: in TensorRT-LLM that of the fewest tokens among those with less requests than the fullest group will
+have (``_balance_requests_across_ranks``, tensorrt_llm/_torch/pyexecutor/executor_request_queue.py, which looks at the
 longest of several that come at once first; here it is the one that came first). Where one group has a prompt all wait
-for its iteration, so that prompts are held back until each group has one, or for so many iterations
-(``_balance_adp_requests``, py_executor.py). Under a load that leaves one group at a time, that takes as long as to draw
-all of them, about ``groups * (1 + 1/2 + ... + 1/groups)`` requests. An iteration has room for the tokens of each group
-alone, its first prompt apart: the second long one waits for the next round.
+for its iteration, so that prompts are held back until each group has one, or for so many iterations, those of a full
+batch too (``_balance_adp_requests``, py_executor.py). Under a load that leaves one group at a time, that takes as long
+as to draw all of them, about ``groups * (1 + 1/2 + ... + 1/groups)`` requests. An iteration has room for the tokens of
+each group alone, its first prompt apart: the second long one waits for the next round.
 
 All ranks take part in the exchanges of an iteration's experts, so that it takes as long as that of the group with most
 tokens; where nobody computes a prompt all groups replay the CUDA graph of the largest batch among them, filled up with
@@ -39,11 +39,12 @@ class AttentionGroups:
         self.given: set[int] = set()
         self.settle, self.settled, self.settling = limits.settle, 0, False
 
-    def place(self, running: list[EngineRequest], waiting: WaitingQueue) -> None:
-        """Give every request that has no group one, in order of waiting."""
+    def place(self, running: list[EngineRequest], waiting: WaitingQueue, *, full: bool) -> None:
+        """Give every request that has no group one, in order of waiting; the engine takes none while its batch is
+        full."""
         self.room = None
         self.given.clear()
-        new = [one for one in waiting if one.group < 0]
+        new = [] if full else [one for one in waiting if one.group < 0]
         if not new:
             return
         active, tokens = [0] * self.count, [0] * self.count

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 class AdmissionGate:
     """The gate of one engine. ``unseen`` came since it last looked; ``closed``: nobody who waits is let in now;
-    ``since`` are the iterations since it looked, ``held`` those since prompts were last let in, or began to wait."""
+    ``since`` are the iterations since it looked, ``held`` those since prompts were last let in, or began to wait; a
+    full batch keeps them waiting as well."""
 
     def __init__(self, limits: EngineLimits):
         self.limits = limits
@@ -49,7 +50,7 @@ class AdmissionGate:
                 state.waiting.add(one)
             self.unseen.clear()
         if self.groups is not None:
-            self.groups.place(state.running, state.waiting)
+            self.groups.place(state.running, state.waiting, full=len(state.running) >= self.limits.max_batch)
         if self.limits.batch_wait:
             self.closed = self._closed(state)
 
@@ -74,7 +75,8 @@ class AdmissionGate:
             else:
                 there = running + sum(one.target - one.computed for one in state.waiting)
                 closed = min(there, limits.budget) < limits.enough
-        if self.settling or (not closed and (waiting or self.held >= limits.batch_wait or running < limits.groups)):
+        asked = waiting and running < limits.max_batch
+        if self.settling or (not closed and (asked or self.held >= limits.batch_wait or running < limits.groups)):
             self.held = 0
         return closed
 
@@ -83,7 +85,7 @@ class AdmissionGate:
         if self.limits.poll > 1:
             self.since = 0 if prompts else (self.since + times) % self.limits.poll
         if self.limits.batch_wait and (self.closed or self.limits.groups > 1):
-            self.held += times
+            self.held = 1 if self.settling else self.held + times
         if self.settling:
             self.groups.settled += times
 

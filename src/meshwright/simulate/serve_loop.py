@@ -119,9 +119,11 @@ def serve_loop(
         if poll <= 1 or unpolled == 0 or num_run == 0:
             seen = tail
         open_to, closed, group[SETTLING] = seen, 0, 0
-        if apart:
+        takes = num_run < max_batch
+        regroups = apart and takes
+        if regroups:
             place(head, seen, queue, num_run, run, prompt, group_of, group)
-        if hold > 0 and held_back < hold and groups <= num_run < max_batch and seen > head:
+        if hold > 0 and held_back < hold and takes and groups <= num_run and seen > head:
             if apart:
                 closed = wait(head, seen, queue, num_run, run, group_of, group)
             else:
@@ -130,11 +132,11 @@ def serve_loop(
                     there += prompt[queue[i]] + generated[queue[i]] - computed[queue[i]]
                 closed = 1 if there < enough or budget < enough else 0
             open_to = head if closed == 1 else seen
-        if group[SETTLING] == 1 or (closed == 0 and (seen > head or held_back >= hold or num_run < groups)):
+        if group[SETTLING] == 1 or (closed == 0 and ((takes and seen > head) or held_back >= hold or num_run < groups)):
             held_back = 0
         # places of `run` that have a share: the first so many, or those from `first_new` on
         num_new = first_new = evictions = 0
-        if apart and ORCA <= policy <= V0:
+        if regroups and ORCA <= policy <= V0:
             open_to = chosen(head, open_to, quota, 0, queue, run, new, prompt, generated, computed, group_of, group)
         if policy <= ORCA:
             if policy == STATIC and num_run == 0:
@@ -167,7 +169,7 @@ def serve_loop(
                     scheduled_s[r] = now
                     run[num_run] = r
                     num_run += 1
-                if apart:
+                if regroups:
                     back(head, open_to, seen, queue, group_of, group)
             for i in range(num_run):
                 r = run[i]
@@ -181,7 +183,7 @@ def serve_loop(
                     now, head, open_to, num_run, max_batch, budget, block, free, watermark,
                     queue, run, new, prompt, generated, computed, held, scheduled_s,
                 )  # fmt: skip
-                if apart:
+                if regroups:
                     back(head, open_to, seen, queue, group_of, group)
                 num_new = num_run - first_new
                 if num_new == 0:
@@ -224,7 +226,7 @@ def serve_loop(
                     spot += 1
                 num_new = spot
                 if policy != V0 and evictions == 0:
-                    if apart:
+                    if regroups:
                         open_to = chosen(
                             head, open_to, quota, spot, queue, run, new, prompt, generated, computed, group_of, group
                         )
@@ -250,7 +252,7 @@ def serve_loop(
                         num_run += 1
                         num_new += 1
                         left -= share
-                    if apart:
+                    if regroups:
                         back(head, open_to, seen, queue, group_of, group)
         # ---- what that takes
         num_decode = num_prefill = tokens = sampled = context = queries = past = 0
@@ -305,8 +307,8 @@ def serve_loop(
         eager = fixed_s[EAGER] if num_prefill > 0 or tokens > graph_tokens else 0.0
         host = fixed_s[STEP] + fixed_s[REQUEST] * num_new + (eager - device if eager > device else 0.0)
         if guesses > 0 and num_prefill > 0 and read > 0:
-            most = shape[TABLES + MOST_TOKENS]
-            host += linear_s[shape[TABLES + LINEAR_AT] + (reading if reading < most else most)]
+            most = min(reading, shape[TABLES + MOST_TOKENS])
+            host += linear_s[shape[TABLES + LINEAR_AT] + most] * reading / most
             q, p = reading / read, before / read
             host += prefilling(TABLES, shape, prefill_s, batch_node, query_node, past_node, read, q, p)
         if guessed > 0:
@@ -333,7 +335,7 @@ def serve_loop(
                 slack = free // num_run * block + 1
                 if slack < steps:
                     steps = slack
-            if num_run < max_batch and policy != STATIC:
+            if num_run < max_batch and (policy != STATIC or apart):
                 wanted = next_entry(coming, known, arrival, serial_s, prompt, front, free_s, line, entry_s) - now
                 steps = fitting(steps, one, slope_now, wanted)
             steps = max(steps, 1)
@@ -342,6 +344,7 @@ def serve_loop(
         # ---- afterwards
         unpolled = 0 if num_prefill > 0 or poll <= 1 else (unpolled + steps) % poll
         held_back += steps if closed == 1 or groups > 1 else 0
+        held_back = 1 if group[SETTLING] == 1 else held_back
         group[SETTLED] += group[SETTLING] * steps
         spent_s[LINEAR] += linear * steps
         spent_s[SAMPLED] += head_s * steps
