@@ -73,6 +73,11 @@ def seconds(value: float) -> str:
     return f"{value / 86_400:.1f} days"
 
 
+def time_left(value: float) -> str:
+    """A duration that is only estimated, without parts of a second: ``8 s``, ``120 s``, ``3.2 h``."""
+    return f"{value:.0f} s" if 1.0 <= value < 600.0 else seconds(value)
+
+
 def latency(value: float) -> str:
     """A wait as :func:`seconds` writes it, in seconds however long: ``1.23 ms``, ``4.560 s``, ``12,345.6 s``. Times of
     requests stand beside each other and beside objectives, which are said in seconds."""

@@ -6,7 +6,7 @@ from time import monotonic
 
 import numpy as np
 
-from meshwright.quantity import big, seconds
+from meshwright.quantity import big, seconds, time_left
 from meshwright.search.walk import Walk
 
 #: Seconds and the share of the space after which the rate so far says how long the rest takes: the first tenth is
@@ -27,5 +27,5 @@ def line(walk: Walk) -> str:
         parts.append("nothing fits yet")
     counted = now - walk.grown_s > SURE_S  # else more plans than those so far are to come
     if elapsed > SURE_S and counted and SURE * walk.covered < done < walk.covered:
-        parts.append(f"about {seconds((walk.covered - done) / rate)} left")
+        parts.append(f"about {time_left((walk.covered - done) / rate)} left")
     return ", ".join(parts)
