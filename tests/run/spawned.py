@@ -1,4 +1,4 @@
-"""What ranks of tests do that are spawned: of a module of its own, as each of them imports all that it is beside."""
+"""Functions that spawned ranks of tests run, in a module of their own: a rank imports all that is beside its own."""
 
 import torch
 import torch.distributed as dist

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 DESCRIPTION = """Put the recipes of papers over a plan: what is gained, what it does to memory, whether it is exact.
 
 Say MODEL, --on, --train and --plan (or name a question.toml) and --try with one or more ids of meshwright papers,
-which are put over the plan together, or --try all: each alone, ranked by what it gains.
+which are put over the plan together where no two set the same word of it to different values (diloco and terngrad both
+say how gradients are exchanged: try one, then the other), or --try all: each alone, ranked by what it gains.
 
 With --feed beside --train words of the feed, such as workers=16: the step with its data before and after.
 
