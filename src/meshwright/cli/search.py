@@ -46,6 +46,8 @@ Exit code 0: found; 1: nothing fits, or not in time and budget; 2: the question 
 was found.
 Ctrl-C ends the search with what was found, a second one at once."""
 NO_STORE = "none"
+#: Words that mean none to most people, and would be names of files.
+NO_FILES = ("no", "off", "false")
 PICKS = ("recommended", "fastest")
 #: Options of ``predict`` about what no search is asked, and what to do instead.
 PREDICTED = {
@@ -117,6 +119,10 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
 def run(argv: list[str]) -> int:
     """0 when a plan was found, 1 when none fits, 130 when it was stopped before either was known."""
     given, wrong = options.read(SearchOptions, argv, command="search", description=DESCRIPTION)
+    if given.store.lower() in NO_FILES:
+        help = f"say --store {NO_STORE}, or name the file ./{given.store}"
+        message = f"{given.store!r} names a file in which plans are kept, and {NO_STORE} is the word for no store"
+        wrong.append(Diagnostic(code="R010", message=message, place=f"--store {given.store}", help=help))
     if given.show or given.sql:
         if wrong:
             raise MeshwrightError(wrong)
@@ -254,7 +260,7 @@ def _of_run(found: Found, ask: scaling.AskedCurve) -> Found:
 
 
 def _store(given: SearchOptions) -> str | None:
-    if given.store == NO_STORE:
+    if given.store.lower() == NO_STORE:
         return None
     if given.store:
         return given.store

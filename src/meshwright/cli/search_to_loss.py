@@ -93,7 +93,7 @@ def _alone(given: Any, ask: AskedCurve) -> None:
     wrong = [
         Diagnostic(code="R003", message=f"--{name} is not of times to a loss", place=place, help=f"drop --{name}")
         for name in OTHERS
-        if getattr(given, name) and not (name == "store" and given.store == "none")
+        if getattr(given, name) and not (name == "store" and given.store.lower() == "none")
     ]
     if ask.is_scaling:
         help = "name one cluster"
