@@ -114,22 +114,15 @@ def every_step(r: ExportRequest) -> Iterator[Gap]:
 
 def own_steps(r: ExportRequest) -> Iterator[Gap]:
     """Yield the gaps of a plan or a workload whose steps no other trainer takes."""
-    if r.plan.pipeline.fill:
-        yield Gap(
-            facet="pipeline.fill",
-            value=f"fill_layers={r.plan.pipeline.fill}",
-            reason="its pipelines have no frozen layers in their waits",
-            help="drop fill_layers",
-            mend={"pipeline.fill": 0},
-        )
-    if r.plan.pipeline.filling:
-        yield Gap(
-            facet="pipeline.filling",
-            value=f"filling={r.plan.pipeline.filling}",
-            reason="its pipelines have no frozen layers in their waits",
-            help="drop filling",
-            mend={"pipeline.filling": ""},
-        )
+    for field, word, nothing in (("fill", "fill_layers", 0), ("filling", "filling", "")):
+        if value := getattr(r.plan.pipeline, field):
+            yield Gap(
+                facet=f"pipeline.{field}",
+                value=f"{word}={value}",
+                reason="its pipelines have no frozen layers in their waits",
+                help=f"drop {word}",
+                mend={f"pipeline.{field}": nothing},
+            )
     if r.plan.passes.policy != FIXED:
         yield Gap(
             facet="passes.policy",
