@@ -7,6 +7,26 @@ from meshwright.native import Int64s, OutFloat64s, OutInt64s, part
 
 
 @part
+def enters(
+    now: float,
+    r: int,
+    place: int,
+    tokens: int,
+    blocks: int,
+    run: OutInt64s,
+    new: OutInt64s,
+    held: OutInt64s,
+    scheduled_s: OutFloat64s,
+) -> None:
+    """Let a request in at a place of those that run, with so many tokens of this iteration and blocks of the cache."""
+    held[r] = blocks
+    if scheduled_s[r] < 0.0:
+        scheduled_s[r] = now
+    run[place] = r
+    new[place] = tokens
+
+
+@part
 def in_full(
     now: float,
     head: int,
@@ -35,13 +55,9 @@ def in_full(
         blocks = (prompt[r] + generated[r] + block - 1) // block
         if (need > left and num_run > first) or free - blocks < watermark:
             break
+        enters(now, r, num_run, need, blocks, run, new, held, scheduled_s)
         head += 1
-        held[r] = blocks
         free -= blocks
-        if scheduled_s[r] < 0.0:
-            scheduled_s[r] = now
-        run[num_run] = r
-        new[num_run] = need
         num_run += 1
         left -= need
         if left <= 0:

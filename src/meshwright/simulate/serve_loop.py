@@ -23,7 +23,7 @@ from meshwright.simulate.loop_tables import (
     noted,
     prefilling,
 )
-from meshwright.simulate.prompt_loop import in_full
+from meshwright.simulate.prompt_loop import enters, in_full
 
 #: Places of ``limits``.
 POLICY, MAX_BATCH, BUDGET, BLOCK, BLOCKS, WATERMARK, CONCURRENCY, PIPELINE, GRAPH_TOKENS = range(9)
@@ -242,13 +242,9 @@ def serve_loop(
                         blocks = (whole + block - 1) // block
                         if free - blocks < (watermark if policy == SARATHI else 0):
                             break
+                        enters(now, r, num_run, share, blocks, run, new, held, scheduled_s)
                         head += 1
-                        held[r] = blocks
                         free -= blocks
-                        if scheduled_s[r] < 0.0:
-                            scheduled_s[r] = now
-                        run[num_run] = r
-                        new[num_run] = share
                         num_run += 1
                         num_new += 1
                         left -= share
