@@ -339,9 +339,9 @@ def serve_loop(
         end = now + (one * steps + more)
         # ---- afterwards
         unpolled = 0 if num_prefill > 0 or poll <= 1 else (unpolled + steps) % poll
-        held_back += steps if closed == 1 or groups > 1 else 0
-        held_back = 1 if group[SETTLING] == 1 else held_back
-        group[SETTLED] += group[SETTLING] * steps
+        if closed == 1 or groups > 1:
+            held_back = 1 if group[SETTLING] == 1 else held_back + steps
+            group[SETTLED] += group[SETTLING] * steps
         spent_s[LINEAR] += linear * steps
         spent_s[SAMPLED] += head_s * steps
         spent_s[DECODE] += decode * steps + slope * steps * (steps - 1) / 2.0
