@@ -86,8 +86,9 @@ DECLARED = """Chosen once, looking at the rows, and not again in each fold:
   which was read then; how TensorRT-LLM admits requests and sizes its cache, and that an iteration takes as long as that
   of its attention group with most: looked for where servers with a full cache, and tokens with groups, were off; that
   kernels of sparse latent attention on Hopper compute 64 heads at least, as their code has it: read where servers of
-  such models were looked at; how many predicted tokens come true, as its authors published it, and how many tokens an iteration had in early scripts,
-  where servers of one image each were off (tokens 18%, now 13%; first tokens 45%, now 34%);
+  such models were looked at; how many predicted tokens come true, as its authors published it, and how many tokens an
+  iteration had in early scripts, where servers of one image each were off (tokens 18%, now 13%; first tokens 45%, now
+  34%);
 - for unknown software that stacks which evidence does not fit weigh a tenth, that products in fp16 are of the time
   before FlashAttention, that those of 8 bits are of fused or compiled kernels (with software left out Megatron-Bridge's
   rows came from 25% to 20% by it, MLPerf's from 23% to 20%), and that FlashAttention is in every stack of 2022.9 and
