@@ -6,6 +6,8 @@ from __future__ import annotations
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from meshwright.report.placed_text import run_text, tag
 from meshwright.spec.computation import UPDATE
 
@@ -127,12 +129,5 @@ def plain(found: JoinedPrediction, run: PlacedRun | None) -> dict[str, Any]:
             {"tensor": m.tensor, "op": m.op, "axis": m.axis, "bytes": m.num_bytes, "seconds": m.seconds}
             for m in found.moves
         ],
-        "run": None
-        if run is None
-        else {
-            "losses": run.losses,
-            "alone": run.alone,
-            "gradient_error": run.gradient_error,
-            "weight_error": run.weight_error,
-        },
+        "run": run and structs.asdict(run),
     }

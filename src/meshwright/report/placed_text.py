@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from meshwright.layers.algebra import PARTIAL, Placement
 
 if TYPE_CHECKING:
@@ -87,12 +89,5 @@ def plain(found: PlacedPrediction, run: PlacedRun | None) -> dict[str, Any]:
             }
             for m in found.moves
         ],
-        "run": None
-        if run is None
-        else {
-            "losses": run.losses,
-            "alone": run.alone,
-            "gradient_error": run.gradient_error,
-            "weight_error": run.weight_error,
-        },
+        "run": run and structs.asdict(run),
     }
