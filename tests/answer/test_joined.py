@@ -109,6 +109,12 @@ def test_memory_decides_where_time_would_not():
         placed_joins(computation, cluster, standard(), room=1e5)
 
 
+def test_lengths_that_no_device_could_hold_are_said_not_to_fit():
+    """2**53 - 1 is the longest dim that is read: bytes of its square are beyond what a solver takes as a number."""
+    with pytest.raises(Infeasible, match="GiB at least and has 79"):
+        placed_joins(product_of(2**53 - 1, 2**53 - 1, 2**53 - 1), load_cluster("8xh100"), standard())
+
+
 def test_bytes_of_a_sparse_relation_go_with_its_rows():
     """A copy of 1,000,000 rows: two keys of 4 bytes and a value of 4 each; the fp32 table beside it is dense."""
     steps = "Z[u,f] = R[u,v] * W[v,f]\nloss = Z[u,f] * Z[u,f]"
@@ -142,6 +148,7 @@ def test_what_is_said_of_joins_is_kept_and_costs_what_was_shown():
     bound = placed_joins(msgspec.structs.replace(computation, joins={"C": {"x": "k"}}), cluster, standard())
     assert taken(bound)["C"] == "co-partitioned on k, results summed"
     assert bound.step_s == pytest.approx(shown["co-partitioned on k, results summed"], rel=1e-5)
+    assert [w.way for w in bound.ways if w.join == "C"] == [taken(bound)["C"]]
     wrong = {"D": {"": "i"}, "C": {"y": "i", "": "q"}, "d(B)": {"": "k"}}
     with pytest.raises(MeshwrightError) as error:
         placed_joins(msgspec.structs.replace(computation, joins=wrong), cluster, standard())

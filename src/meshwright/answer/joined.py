@@ -246,14 +246,15 @@ class _JoinProgram:
 
     def solve(self, more: list[LinearRow], limit_s: float, cost: list[float] | None = None) -> ProgramAnswer:
         """The best solution under some more rows; `cost` in place of seconds, then without a limit of memory."""
-        count = len(self.cost)
-        # a binary's column is also bounded by what one rank has room for
-        size = np.array(self.size) / self.capacity
+        count, size = len(self.cost), np.array(self.size) / self.capacity
+        # a tensor that no rank has room for alone is ruled out here: its bytes and seconds may be beyond a solver
+        fit = size <= 1.0 if cost is None else np.ones(count, bool)
+        size, seconds = np.where(fit, size, 0.0), np.where(fit, self.cost if cost is None else cost, 0.0)
         fits = [LinearRow(np.flatnonzero(size), size[size > 0], high=1.0)] if cost is None else []
         self.last = minimise(
-            np.array(self.cost if cost is None else cost),
+            seconds,
             np.zeros(count),
-            np.ones(count),
+            fit.astype(float),
             np.arange(count) < self.num_chosen,
             [*self.rows, *fits, *more],
             limit_s=limit_s,
@@ -350,7 +351,7 @@ class _JoinProgram:
 
     def _ways(self, found: JoinedPrediction, others: bool) -> list[JoinWay]:
         """The way that is taken of every join of two sides and more on every axis; with `others` all that there are,
-        with the fastest step that makes each."""
+        with the fastest step that makes each. What the file says of a join leaves no other."""
         out = []
         for number, placed in enumerate(found.steps):
             step = placed.step
@@ -358,7 +359,8 @@ class _JoinProgram:
                 continue
             for axis, (name, _) in enumerate(self.prices.mesh.axes):
                 taken = way(step, tuple(p[axis] for p in (*placed.ins, placed.out)))
-                for words, some in self.ways(number, axis).items() if others else [(taken, [])]:
+                said = {"", name} & self.whole.joins.get(step.output, {}).keys()
+                for words, some in self.ways(number, axis).items() if others and not said else [(taken, [])]:
                     seconds = found.step_s
                     if words != taken:
                         answer = self.solve([LinearRow(some, [1.0] * len(some), 1.0)], WAY_LIMIT_S)
