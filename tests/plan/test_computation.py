@@ -134,6 +134,8 @@ def test_all_that_is_wrong_with_a_file_is_said_at_once_with_its_line(tmp_path):
         ("C[i,j] = A[i,k] * B[k,j]", "C[i,j] = A[i,k] * B[k,j] ; x", "';' cannot be read", 2),
         ("C[i,j] = A[i,k] * B[k,j]", "C[i,j] = present(A[i,k])", "present is of a sparse relation", 2),
         ("trained = true", "trained = true, nonzeros = 3", "", 0),
+        ('B = { keys = ["k", "j"] }', "B = { keys = [], nonzeros = 1 }", "nonzeros is of a tensor with keys", 11),
+        ("[dims]", "format_version = 2\n[dims]", "format_version is 2, this version reads 1", 5),
         ("loss = 1/i * C", "loss = 1/q * C", "divided by 'q'", 3),
         ("loss = 1/i * C", "loss = 1/0 * C", "divided by 0", 3),
         ("loss = 1/i * C", "loss = 1e999 * C", "too large", 3),
@@ -185,6 +187,31 @@ def test_what_sparse_relations_cannot_do_is_said(tmp_path, step, part):
         """,
     )
     assert any(part in message and where.startswith("2: ") for message, where in found), found
+
+
+def test_files_that_hold_no_computation_are_refused_at_once(tmp_path):
+    """Bytes that are no text, tables nested without end, and megabytes of steps, of one line or of inputs."""
+    path = tmp_path / "own.toml"
+    shape = "[dims]\nu = 3\n[inputs]\nA0 = { keys = ['u'], trained = true }\n"
+    lines = "\n".join(f"A{i}[u] = relu(A{i - 1}[u])" for i in range(1, 20_000))
+    inputs = "".join(f"A{i} = 1\n" for i in range(1, 20_000))
+    line = " * ".join(["A0[u]"] * 100_000)
+    for text, part in (
+        (b"\xbd\x00", "cannot be read: 'utf-8' codec"),
+        (b"a = " + b"[" * 100_000, "nested too deeply"),
+        (f"steps = '''\n{lines}\n'''\n{shape}".encode(), "19999 steps are too many"),
+        (f"steps = '''\nloss = {line}\n'''\n{shape}".encode(), "100000 dense tensors"),
+        (f"steps = 'loss = A0[u]'\n{shape}{inputs}".encode(), "A19999 = 1 is no table"),
+    ):
+        path.write_bytes(text)
+        with pytest.raises(MeshwrightError) as error:
+            load(path)
+        assert any(part in d.message for d in error.value.diagnostics), part
+
+
+def test_faults_are_said_in_the_order_of_the_file(tmp_path):
+    more = "".join(f'T{i} = {{ keys = ["i"] }}\n' for i in range(9))
+    assert faults(tmp_path, GOOD + more) == [(f"no step reads T{i}", f"{12 + i}: inputs.T{i}") for i in range(9)]
 
 
 def test_a_weight_that_no_gradient_reaches_is_refused(tmp_path):

@@ -16,7 +16,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ import msgspec
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
 from meshwright.layers.algebra import PARTIAL, REPLICATE, AxisMesh
 from meshwright.plan.tensors import PlacedTensor, TensorNetwork
+from meshwright.spec.toml_text import loaded
 
 _TAG = re.compile(r"S\(?(\d+)\)?|[BRP]", re.IGNORECASE)
 TABLES = ("mesh", "weights", "activations")
@@ -46,12 +46,7 @@ def load(path: str | Path, known: TensorNetwork, num_ranks: int) -> Annotations:
             table, tensor or axis, a word that is no placement, a tensor with two placements on one axis, a dim that it
             has not or that is cut finer than it is long, a weight that is a partial sum, a mesh of another size.
     """
-    try:
-        table = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        help = "give a TOML file with [mesh] and [weights]: meshwright explain placements"
-        raise MeshwrightError.one("A002", f"{path} cannot be read: {reason}", place=str(path), help=help) from None
+    _, table = loaded(path, "A002", "give a TOML file with [mesh] and [weights]: meshwright explain placements")
     return read(table, known, num_ranks, str(path))
 
 

@@ -16,6 +16,7 @@ A step is one line::
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Mapping
 from math import isfinite, prod
 from typing import NamedTuple
@@ -189,7 +190,7 @@ class _Line:
     """A line that is read from left to right."""
 
     def __init__(self, text: str, dims: Mapping[str, int]):
-        self.left, self.dims = tokens(text), dims
+        self.left, self.dims = deque(tokens(text)), dims
 
     @property
     def next(self) -> str:
@@ -199,7 +200,7 @@ class _Line:
         if not self.left or (wanted and self.next != wanted):
             what = f"{self.next!r} stands where {wanted or 'a name'!r} is meant" if self.left else "the line ends early"
             raise Unreadable(what, _FORM)
-        return self.left.pop(0)
+        return self.left.popleft()
 
     def name(self) -> str:
         if not self.next or not (self.next[0].isalpha() or self.next[0] == "_"):

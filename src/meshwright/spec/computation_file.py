@@ -18,7 +18,6 @@ steps = '''  (written before the tables)
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,9 +25,12 @@ from typing import Any
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
 from meshwright.spec.computation import FUNCTIONS, Computation, KeyedTensor
 from meshwright.spec.computation_steps import StepsReader
+from meshwright.spec.toml_text import loaded
 from meshwright.spec.workload import TRAINED_DTYPES
 
 TABLES = ("format_version", "title", "dtype", "loss", "rate", "steps", "dims", "inputs", "mesh", "joins")
+#: Of the form of a file, which may say it.
+FORMAT_VERSION = 1
 FIELDS = ("keys", "trained", "nonzeros", "values")
 #: What a run fills inputs with: standard normal numbers, those between 0 and 1, ones, or a single 1 along the last key.
 VALUES = ("normal", "uniform", "ones", "one-hot")
@@ -41,13 +43,8 @@ def load(path: str | Path) -> Computation:
     Raises:
         MeshwrightError: A004 for everything that is wrong with it, all at once, each with its line.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-        table = tomllib.loads(text)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        help = "give a TOML file with [dims], [inputs] and steps: meshwright explain computation"
-        raise MeshwrightError.one("A004", f"{path} cannot be read: {reason}", place=str(path), help=help) from None
+    help = "give a TOML file with [dims], [inputs] and steps: meshwright explain computation"
+    text, table = loaded(path, "A004", help)
     return read(table, text, str(path))
 
 
@@ -60,7 +57,7 @@ def read(table: Mapping[str, Any], text: str = "", path: str = "computation.toml
     reader = _Reader(table, text, path)
     found = reader.read()
     if reader.wrong:
-        raise MeshwrightError(reader.wrong)
+        raise MeshwrightError(dict.fromkeys(reader.wrong))
     return found
 
 
@@ -94,15 +91,18 @@ class _Reader:
 
     def bad(self, line: int, where: str, message: str, help: str) -> None:
         place = f"{self.path}:{line}: {where}" if line else f"{self.path}: {where}"
-        said = Diagnostic(code="A004", message=message, place=place, help=help)
-        if said not in self.wrong:
-            self.wrong.append(said)
+        self.wrong.append(Diagnostic(code="A004", message=message, place=place, help=help))
 
     def read(self) -> Computation:
         for key in self.table:
             if key not in TABLES:
                 line = self.line(key) or self.line("", key)
                 self.bad(line, key, f"unknown key {key!r}", nearest(key, list(TABLES)))
+        version = self.table.get("format_version", FORMAT_VERSION)
+        if version != FORMAT_VERSION:
+            help = f"write format_version = {FORMAT_VERSION}, or drop it"
+            message = f"format_version is {version!r}, this version reads {FORMAT_VERSION}"
+            self.bad(self.line("", "format_version"), "format_version", message, help)
         self._dims()
         self._inputs()
         dtype = self._word("dtype", "fp32", TRAINED_DTYPES)
@@ -205,6 +205,9 @@ class _Reader:
         if values not in VALUES:
             self.bad(line, where, f"values = {values!r} is not known", f"known: {', '.join(VALUES)}")
             values = "normal"
+        if nonzeros is not None and not keys:
+            self.bad(line, where, "nonzeros is of a tensor with keys", "give it keys, or drop nonzeros")
+            nonzeros = None
         if nonzeros is not None:
             places = 1
             for key in keys:

@@ -38,6 +38,14 @@ class FileNotes(Protocol):
     def keys(self, keys: tuple[str, ...], line: int, where: str) -> tuple[str, ...]: ...
 
 
+def _at(rows: Sequence[str], first: int, line: str, number: int) -> int:
+    """The file's line of a step: those of a text begin beside its quotes or below them."""
+    for at in range(first - 1 + number, min(first + 2 + number, len(rows))):
+        if at >= 0 and line in rows[at]:
+            return at + 1
+    return first
+
+
 class StepsReader:
     """The steps of a file: each by itself, then whether they lead from inputs to one loss."""
 
@@ -54,24 +62,17 @@ class StepsReader:
             what = "it has no steps" if text is None else f"steps = {text!r} is no text of steps"
             self.bad(first, "steps", what, "say steps = '''...''' above the tables, a step a line")
             return ()
-        for number, line in enumerate(text.splitlines()):
-            line = line.partition("#")[0].strip()
-            if line:
-                self._line(line, self._at(first, line, number))
-        if len(self.said) > MOST_STEPS:
-            self.bad(first, "steps", f"{len(self.said)} steps are too many", f"{MOST_STEPS} at most")
+        said_lines = [line.partition("#")[0].strip() for line in text.splitlines()]
+        if (count := sum(map(bool, said_lines))) > MOST_STEPS:
+            self.bad(first, "steps", f"{count} steps are too many", f"{MOST_STEPS} at most")
             return ()
+        rows = self.reader.text.splitlines()
+        for number, line in enumerate(said_lines):
+            if line:
+                self._line(line, _at(rows, first, line, number))
         found = [step for name in self._ordered() if (step := self._step(name)) is not None]
         self._whole(found)
         return tuple(found)
-
-    def _at(self, first: int, line: str, number: int) -> int:
-        """The file's line of a step: those of a text begin beside its quotes or below them."""
-        rows = self.reader.text.splitlines()
-        for at in range(first - 1 + number, min(first + 2 + number, len(rows))):
-            if at >= 0 and line in rows[at]:
-                return at + 1
-        return first
 
     def _line(self, text: str, at: int) -> None:
         try:
@@ -244,9 +245,9 @@ class StepsReader:
             help = f"sum over {keys}, and write {self.loss} without keys"
             self.bad(self.said[self.loss][1], self.loss, f"the loss is no single number: it has the keys {keys}", help)
         used = {o for step, _ in self.said.values() for o, _ in step.operands}
-        for name in self.tensors.keys() - used - self.said.keys():
+        for name in (n for n in self.tensors if n not in used and n not in self.said):
             self.bad(self.reader.line("inputs", name), f"inputs.{name}", f"no step reads {name}", "drop it, or read it")
-        for name in self.said.keys() - used - {self.loss}:
+        for name in (n for n in self.said if n not in used and n != self.loss):
             self.bad(self.said[name][1], f"{name} = ...", f"no step reads {name}", "drop it, or read it")
         if self.reader.wrong:
             return

@@ -1,13 +1,35 @@
-"""Writing TOML: plain tables of strings, numbers, lists and tables, read back equal by :mod:`tomllib`."""
+"""TOML read from files and written: plain tables of strings, numbers, lists and tables, read back equal."""
 
 from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+from meshwright.errors import MeshwrightError
+
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def loaded(path: str | Path, code: str, help: str) -> tuple[str, dict[str, Any]]:
+    """Return the text of a file and its table.
+
+    Raises:
+        MeshwrightError: `code`, with `help`, for a file that cannot be read or that is no TOML.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+        return text, tomllib.loads(text)
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except RecursionError:
+        reason = "it is nested too deeply"
+    except ValueError as error:  # numbers of thousands of digits and bytes that are no UTF-8 among them
+        reason = str(error)
+    raise MeshwrightError.one(code, f"{path} cannot be read: {reason}", place=str(path), help=help)
 
 
 def dumps(table: Mapping[str, Any]) -> str:
