@@ -10,6 +10,7 @@ from meshwright.cost import standard
 from meshwright.errors import MeshwrightError
 from meshwright.layers.algebra import AxisMesh
 from meshwright.layers.derivative import derived
+from meshwright.papers.checks.relational import SMALL
 from meshwright.run.computed import start
 from meshwright.spec.cluster import load as load_cluster
 from meshwright.spec.computation_file import read
@@ -21,75 +22,6 @@ def own(steps, dims, **inputs):
     return read({"steps": steps, "dims": dims, "inputs": inputs})
 
 
-#: Lengths that no number of ranks divides.
-FACTORISATION = own(
-    """
-    here[u,v] = present(R[u,v])
-    P[u,v] = here[u,v] * U[u,r] * V[v,r]
-    E[u,v] = P[u,v] - R[u,v]
-    loss = 1/u * E[u,v] * E[u,v]
-    """,
-    {"u": 13, "v": 11, "r": 5},
-    U={"keys": ["u", "r"], "trained": True},
-    V={"keys": ["v", "r"], "trained": True},
-    R={"keys": ["u", "v"], "nonzeros": 37},
-)
-GCN = own(
-    """
-    XW[s,h] = X[s,f] * W1[f,h]
-    Z1[d,h] = A[d,s] * XW[s,h]
-    H[d,h] = relu(Z1[d,h])
-    HW[s,c] = H[s,h] * W2[h,c]
-    Z2[d,c] = A[d,s] * HW[s,c]
-    L[d,c] = log_softmax(Z2[d,c], c)
-    loss = -1/d * Y[d,c] * L[d,c]
-    """,
-    {"d": 14, "s": 14, "f": 7, "h": 5, "c": 3},
-    A={"keys": ["d", "s"], "nonzeros": 41, "values": "uniform", "trained": True},
-    X={"keys": ["s", "f"]},
-    Y={"keys": ["d", "c"], "values": "one-hot"},
-    W1={"keys": ["f", "h"], "trained": True},
-    W2={"keys": ["h", "c"], "trained": True},
-)
-NETWORK = own(
-    """
-    Z[b,h] = X[b,i] * W1[i,h]
-    Y1[b,h] = Z[b,h] + b1[h]
-    H[b,h] = gelu(Y1[b,h])
-    O[b,o] = H[b,h] * W2[h,o]
-    E[b,o] = O[b,o] - T[b,o] + b2[o]
-    S[b,o] = square(E[b,o])
-    loss = 1/b * S[b,o]
-    """,
-    {"b": 9, "i": 7, "h": 11, "o": 5},
-    X={"keys": ["b", "i"]},
-    T={"keys": ["b", "o"]},
-    W1={"keys": ["i", "h"], "trained": True},
-    W2={"keys": ["h", "o"], "trained": True},
-    b1={"keys": ["h"], "trained": True},
-    b2={"keys": ["o"], "trained": True},
-)
-ATTENTION = own(
-    """
-    Q[b,s,h,e] = X[b,s,i] * WQ[i,h,e]
-    K[b,t,h,e] = X[b,t,i] * WK[i,h,e]
-    V[b,t,h,e] = X[b,t,i] * WV[i,h,e]
-    G[b,h,s,t] = 0.5 * Q[b,s,h,e] * K[b,t,h,e]
-    D[b,h,s,t] = softmax(G[b,h,s,t], t)
-    M[b,s,h,e] = D[b,h,s,t] * V[b,t,h,e]
-    O[b,s,i] = M[b,s,h,e] * WO[h,e,i]
-    E[b,s,i] = O[b,s,i] + X[b,s,i]
-    F[b,s,i] = tanh(E[b,s,i])
-    loss = F[b,s,i] * T[b,s,i]
-    """,
-    {"b": 3, "s": 5, "t": 5, "i": 6, "h": 3, "e": 4},
-    X={"keys": ["b", "s", "i"], "trained": True},
-    T={"keys": ["b", "s", "i"]},
-    WQ={"keys": ["i", "h", "e"], "trained": True},
-    WK={"keys": ["i", "h", "e"], "trained": True},
-    WV={"keys": ["i", "h", "e"], "trained": True},
-    WO={"keys": ["h", "e", "i"], "trained": True},
-)
 #: Attention of edges, without a softmax of their own: exp, a sum over sources, its reciprocal, a join.
 EDGES = own(
     """
@@ -110,7 +42,7 @@ EDGES = own(
     K={"keys": ["s", "e"], "trained": True},
     V={"keys": ["s", "e"], "trained": True},
 )
-ALL = {"factorisation": FACTORISATION, "gcn": GCN, "network": NETWORK, "attention": ATTENTION, "edges": EDGES}
+ALL = {**SMALL, "edges": EDGES}
 
 
 def at_random(computation, mesh, seed):
@@ -156,7 +88,7 @@ def test_numbers_that_are_none_are_no_agreement():
 
 def test_terms_of_a_sum_are_added_by_their_places_where_ranks_have_them_in_another_order():
     """Of 4 numbers of a head's width, 3 ranks have 2, 1 and 1, and torch's product leaves its dims otherwise for 1."""
-    made = msgspec.structs.replace(ATTENTION, joins={"G": {"": "e"}})
+    made = msgspec.structs.replace(SMALL["attention"], joins={"G": {"": "e"}})
     found = joined.placed_joins(made, load_cluster("3xh100"), standard(), ways=False)
     assert [(m.tensor, m.op) for m in found.moves if m.tensor == "G"] == [("G", "all_reduce")]
     assert start(found, 1).worst < 1e-9
