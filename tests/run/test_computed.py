@@ -3,6 +3,8 @@
 import msgspec
 import numpy as np
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from meshwright.answer import joined
 from meshwright.answer.placed_prices import PlacedPrices
@@ -12,6 +14,7 @@ from meshwright.layers.algebra import AxisMesh
 from meshwright.layers.derivative import derived
 from meshwright.papers.checks.relational import SMALL
 from meshwright.run.computed import start
+from meshwright.run.relations import einsum
 from meshwright.spec.cluster import load as load_cluster
 from meshwright.spec.computation_file import read
 
@@ -92,3 +95,20 @@ def test_terms_of_a_sum_are_added_by_their_places_where_ranks_have_them_in_anoth
     found = joined.placed_joins(made, load_cluster("3xh100"), standard(), ways=False)
     assert [(m.tensor, m.op) for m in found.moves if m.tensor == "G"] == [("G", "all_reduce")]
     assert start(found, 1).worst < 1e-9
+
+
+def test_of_three_tensors_the_pair_that_leaves_the_least_is_joined_first():
+    """The values of 5 x 6 pairs, of vectors of 700 numbers each: their products are summed before they are masked."""
+
+    class Largest(TorchDispatchMode):
+        most = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            self.most = max(self.most, out.numel())
+            return out
+
+    here, u, v = (torch.rand(shape, dtype=torch.float64) for shape in ((5, 6), (5, 700), (6, 700)))
+    with Largest() as seen:
+        made = einsum(("uv", "ur", "vr"), "uv", (here, u, v))
+    assert torch.allclose(made, here * (u @ v.T)) and seen.most == 6 * 700

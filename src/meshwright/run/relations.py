@@ -1,12 +1,14 @@
 """Relations of a run: random inputs of a computation, the rows of its sparse ones, and the forward of all of it whole.
 
 The whole forward is dense: a sparse relation is a tensor of zeros where it has no row, and what follows from it is zero
-there again. It shares with the placed computation its inputs and the plain functions of torch, and no other code.
+there again. It shares with the placed computation its inputs, einsums by named keys and the plain functions of torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
+from math import prod
 
 import numpy as np
 import torch
@@ -87,13 +89,30 @@ def _mask(keys: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def einsum(read: Sequence[Keys], keys: Keys, operands: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Einsum by named keys; those of the result that nothing has are left out, a dim of 1 each."""
+    """Einsum by named keys; those of the result that nothing has are left out, a dim of 1 each. Of three operands and
+    more the two that leave the fewest numbers are joined first: torch takes them from left to right."""
+    read, operands = list(read), list(operands)
+    lengths = {k: n for its, x in zip(read, operands) for k, n in zip(its, x.shape)}
+    while len(read) > 2:
+        left = {}
+        for i, j in combinations(range(len(read)), 2):
+            others = {k for at, its in enumerate(read) if at not in (i, j) for k in its}
+            left[i, j] = [k for k in dict.fromkeys((*read[i], *read[j])) if k in keys or k in others]
+        i, j = min(left, key=lambda pair: prod(lengths[k] for k in left[pair]))
+        operands.append(_einsum((read[i], read[j]), left[i, j], (operands[i], operands[j])))
+        read.append(left[i, j])
+        for at in (j, i):
+            del read[at], operands[at]
+    there = [k for k in keys if k in lengths]
+    return aligned(_einsum(read, there, operands), there, keys)
+
+
+def _einsum(read: Sequence[Keys], keys: Keys, operands: Sequence[torch.Tensor]) -> torch.Tensor:
     letters: dict[str, str] = {}
     for k in (k for its in read for k in its):
         letters.setdefault(k, chr(ord("a") + len(letters)))
-    there = [k for k in keys if k in letters]
-    text = ",".join("".join(letters[k] for k in its) for its in read) + "->" + "".join(letters[k] for k in there)
-    return aligned(torch.einsum(text, *operands), there, keys)
+    text = ",".join("".join(letters[k] for k in its) for its in read) + "->" + "".join(letters[k] for k in keys)
+    return torch.einsum(text, *operands)
 
 
 def aligned(x: torch.Tensor, its: Keys, keys: Keys) -> torch.Tensor:
