@@ -55,7 +55,7 @@ def test_heads_and_columns_cut_and_the_rest_whole_are_megatrons_four_all_reduces
 
 def test_a_weight_that_is_cut_over_replicas_is_gathered_and_its_gradient_scattered():
     """FSDP by one annotation: 4096 x 14336 numbers of 2 bytes in each of 32 layers, either way."""
-    table = {"mesh": {"dp": 8}, "weights": {"mlp.up": ["dp:S(0)"]}, "activations": {"mlp.in": ["dp:S(0)"]}}
+    table = {"mesh": {"dp": 8}, "weights": {"mlp.up": ["dp:S(0)"]}, "activations": {"mlp.raised": ["dp:S(0)"]}}
     moves = [m for m in completed(table, "8xh100").moves if m.tensor == "mlp.up"]
     size = 4096 * 14336 * 2.0
     assert [(m.op, m.gradient, m.num_bytes, m.times) for m in moves] == [
@@ -66,8 +66,18 @@ def test_a_weight_that_is_cut_over_replicas_is_gathered_and_its_gradient_scatter
 
 def test_nothing_said_is_cheaper_than_anything_said_against_it():
     free = completed({"mesh": {"x": 8}}, "8xh100")
-    bound = completed({"mesh": {"x": 8}, "activations": {"mlp.inner": ["x:S(2)"], "hidden": ["x:S(0)"]}}, "8xh100")
+    bound = completed({"mesh": {"x": 8}, "activations": {"mlp.inner": ["x:S(0)"], "hidden": ["x:S(2)"]}}, "8xh100")
+    likewise = completed({"mesh": {"x": 8}, "activations": {"mlp.inner": ["x:S(2)"], "hidden": ["x:S(0)"]}}, "8xh100")
+    assert free.step_s <= likewise.step_s
     assert free.step_s < bound.step_s and free.step_s == pytest.approx(free.compute_s + free.exchange_s)
+
+
+def test_of_many_tokens_weights_are_replicas_and_of_few_no_rank_updates_them_all():
+    """An update of a copy on each rank takes as long as one of all weights: only many tokens are worth it."""
+    many, few = (completed({"mesh": {"x": 8}}, "8xh100", train=f"batch={n},seq=4096") for n in (64, 8))
+    weights = [name for name, tensor in many.program.network.tensors.items() if tensor.weight]
+    assert {name for name in weights if many.program.homes[name] != (-1,)} <= {"embed"}  # its rows are looked up
+    assert few.program.homes["mlp.up"] == (1,) and few.weight_bytes < many.weight_bytes / 3
 
 
 def test_gradients_lie_where_signatures_leave_them():

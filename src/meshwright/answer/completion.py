@@ -18,6 +18,8 @@ from meshwright.answer.placed_prices import ALONE, PlacedMove, PlacedPrices, cut
 from meshwright.cost import Costs
 from meshwright.layers.algebra import REPLICATE, AxisMesh, Placement
 from meshwright.layers.signatures import SIGNATURES, dual, wanted
+from meshwright.lower.state import updated_bytes
+from meshwright.plan import Plan
 from meshwright.plan.placements import Annotations
 from meshwright.plan.tensors import PlacedProgram, PlacedStep, TensorNetwork, TensorOperator, backward, forward
 from meshwright.spec.cluster import Cluster
@@ -60,16 +62,17 @@ def complete(
     """Place what annotations leave open, and price a step of it."""
     prices = PlacedPrices(said.mesh, cluster, train.dtype, costs)
     placed: list[_OnAxis] = []
+    update_bytes = updated_bytes(Plan(), train)
     for axis, (name, _) in enumerate(said.mesh.axes):
         fixed = {tensor: places[name] for tensor, places in said.said.items() if name in places}
-        placed.append(_Axis(network, prices, axis, fixed, placed).best())
+        placed.append(_Axis(network, prices, axis, fixed, placed, update_bytes).best())
     homes = {name: tuple(one.homes[name] for one in placed) for name in placed[0].homes}
     parts = tuple(
         tuple(PlacedStep(op, *_across([one.chosen[number, at] for one in placed])) for at, op in enumerate(operators))
         for number, operators in enumerate(network.parts)
     )
     program = PlacedProgram(mesh=said.mesh, network=network, parts=parts, homes=homes)
-    return _priced(program, prices)
+    return _priced(program, prices, update_bytes)
 
 
 def _across(signatures: Sequence[tuple[int, ...]]) -> tuple[tuple[Placement, ...], Placement]:
@@ -128,8 +131,15 @@ class _Axis:
     """The search on one axis, given the axes before it."""
 
     def __init__(
-        self, network: TensorNetwork, prices: PlacedPrices, axis: int, fixed: dict[str, int], before: Sequence[_OnAxis]
+        self,
+        network: TensorNetwork,
+        prices: PlacedPrices,
+        axis: int,
+        fixed: dict[str, int],
+        before: Sequence[_OnAxis],
+        update_bytes: float,
     ):
+        self.update_bytes = update_bytes
         self.network, self.prices, self.fixed, self.before = network, prices, fixed, before
         name, self.size = prices.mesh.axes[axis]
         self.alone = AxisMesh(((name, self.size),))
@@ -213,6 +223,8 @@ class _Axis:
             if home is None:  # a weight, read here for the first time
                 home = known.get(name, self.fixed.get(name, place))
                 homes[name], has = home, frozenset([home])
+                if name not in known:
+                    seconds += self._updated(name, home)
             if place not in has:
                 seconds += self._moved(name, home, place)
             if left not in grads:
@@ -226,6 +238,12 @@ class _Axis:
         """The shape of an operator's input or result on the largest rank, cut by this axis and those before it."""
         places = [*(one.chosen[part, at][i] for one in self.before), place]
         return cut(self.network.tensors[name].shape, places, self.sizes)
+
+    def _updated(self, name: str, home: int) -> float:
+        """Seconds of the optimizer over a rank's part of a weight; its kernels are started for all weights at once."""
+        tensor, places = self.network.tensors[name], [*(one.homes[name] for one in self.before), home]
+        numbers = prod(cut(tensor.shape, places, self.sizes)) * tensor.each
+        return self.prices.price(Elementwise(num_bytes=numbers * self.update_bytes, kernels=0, fused=True))
 
     def _moved(self, name: str, source: int, target: int) -> float:
         """Seconds of moving a tensor or its gradient from one placement to another on this axis."""
@@ -281,7 +299,7 @@ class _Priced:
         """Nothing more: operators are priced with their backward."""
 
 
-def _priced(program: PlacedProgram, prices: PlacedPrices) -> PlacedPrediction:
+def _priced(program: PlacedProgram, prices: PlacedPrices, update_bytes: float) -> PlacedPrediction:
     """The price of a step."""
     compute, moves = 0.0, []
     for part, times in enumerate(program.network.times):
@@ -298,7 +316,7 @@ def _priced(program: PlacedProgram, prices: PlacedPrices) -> PlacedPrediction:
         * (program.network.layers if n in inside else 1)
         for n, t in held.items()
     )
-    compute += prices.price(Elementwise(num_bytes=weights * 26, kernels=4, fused=True))
+    compute += prices.price(Elementwise(num_bytes=weights * update_bytes, kernels=8, fused=True))
     return PlacedPrediction(
         program=program,
         compute_s=compute,
